@@ -1,0 +1,1 @@
+"""What is watched: a mixture-of-experts GRPO trainer, instrumented per step."""

@@ -1,0 +1,8 @@
+"""How ranks are started, restarted and let go: torchrun's agent with an order book.
+
+Public face for chaos and poc: the exit codes of a rank and the names of the processes' modules.
+"""
+
+from tailwatch.trainer.launch.codes import LEFT, REFORM
+
+__all__ = ["LEFT", "REFORM"]

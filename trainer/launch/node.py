@@ -1,0 +1,222 @@
+"""The launcher of one node: torchrun's elastic agent, taught to let nodes leave and return.
+
+Contract: the rendezvous store is a process outside all nodes, so any node can leave. Ranks are
+forked from this process, which has imported torch already, so a restart costs no imports. An order
+or SIGTERM makes the node leave after a checkpoint; a node that comes back makes the others
+checkpoint first (order `rejoin`), so a change of membership loses no step. Death of this process
+kills its ranks.
+
+torch 2.13 specifics, with their reasons: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, because otherwise
+the next attempt reads the last one's gloo addresses; rendezvous keep-alive of 1 s x 4 and last call
+of 1 s instead of 5 s x 3 and 30 s; leaving runs the rendezvous' own exit operation, because the
+public `shutdown` closes the rendezvous for the nodes that stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+import torch
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    _RendezvousExitOp,
+)
+
+from tailwatch import control
+from tailwatch.control import Order
+from tailwatch.records import Event
+from tailwatch.runs import RunDirectory
+from tailwatch.trainer.config import TrainerConfig, config_from
+from tailwatch.trainer.launch.codes import LEFT, REFORM
+from tailwatch.trainer.launch.rank import LEAVE_SECONDS, RankPlace, run_rank, submit_leave
+
+MAX_RESTARTS = 100
+REJOIN_SECONDS = 20.0
+
+
+class NodeLauncher(LocalElasticAgent):
+    """One node's agent. `leave` may be called from a signal handler."""
+
+    def __init__(
+        self, spec: WorkerSpec, logs: DefaultLogsSpecs, run: RunDirectory, node: str
+    ) -> None:
+        super().__init__(spec, logs, start_method="fork", exit_barrier_timeout=0)
+        self.run_directory = run
+        self.node = node
+        self._leave_by: float | None = None
+        self._rejoin_by: float | None = None
+
+    def leave(self, by: str) -> None:
+        """Let the ranks checkpoint and go, then leave the rendezvous."""
+        if self._leave_by is None:
+            self._leave_by = time.monotonic() + LEAVE_SECONDS
+            submit_leave(self.run_directory, self.node, by=by)
+
+    def _invoke_run(self, role: str = "default") -> RunResult:
+        group = self._worker_group
+        self._initialize_workers(group)
+        while True:
+            time.sleep(group.spec.monitor_interval)
+            result = self._monitor_workers(group)
+            group.state = result.state
+            if result.state == WorkerState.SUCCEEDED:
+                return result
+            if result.state in (WorkerState.UNHEALTHY, WorkerState.FAILED):
+                codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
+                if LEFT in codes.values() or self._leave_by is not None:
+                    return self._left()
+                if set(codes.values()) != {REFORM}:
+                    self._report_failure(codes)
+                    if self._remaining_restarts == 0:
+                        self._stop_workers(group)
+                        return result
+                    self._remaining_restarts -= 1
+                self._rejoin_by = None
+                self._restart_workers(group)
+            elif self._leave_by is not None and time.monotonic() > self._leave_by:
+                return self._left()
+            else:
+                self._welcome()
+
+    def _left(self) -> RunResult:
+        """Stop what is left of the ranks and tell the rendezvous that this node is gone."""
+        self._stop_workers(self._worker_group)
+        handler = self._rdzv_handler
+        if isinstance(handler, DynamicRendezvousHandler):
+            handler._stop_heartbeats()
+            deadline = handler._get_deadline(handler._settings.timeout.close)
+            handler._op_executor.run(_RendezvousExitOp(), deadline)
+        self._event("leave", {})
+        gone = {worker.global_rank: None for worker in self._worker_group.workers}
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=gone)
+
+    def _welcome(self) -> None:
+        """When a node waits to join, have all ranks checkpoint first; force it only when late."""
+        if self._worker_group.group_rank != 0 or not self._rdzv_handler.num_nodes_waiting():
+            return
+        if self._rejoin_by is None:
+            self._rejoin_by = time.monotonic() + REJOIN_SECONDS
+            order = Order(
+                id=control.new_order_id(),
+                kind="rejoin",
+                by=f"launcher/{self.node}",
+                reason="a node waits to join",
+                deadline_ns=time.time_ns() + int(REJOIN_SECONDS * 1e9),
+            )
+            control.submit(self.run_directory.orders, order)
+        elif time.monotonic() > self._rejoin_by:
+            self._rejoin_by = None
+            self._restart_workers(self._worker_group)
+
+    def _stop_workers(self, worker_group: Any) -> None:
+        # A rank that is stopped or deep in a collective does not deserve torchrun's 30 s.
+        self._shutdown(signal.SIGTERM, timeout=3)
+
+    def _report_failure(self, codes: dict[int, int]) -> None:
+        self._event("failure", {"exit_codes": {str(rank): code for rank, code in codes.items()}})
+
+    def _event(self, kind: Any, detail: dict[str, Any]) -> None:
+        attempts = self.run_directory.read_attempts()
+        self.run_directory.append_event(
+            Event(
+                run=self.run_directory.name,
+                attempt=attempts[-1].attempt if attempts else 0,
+                time_ns=time.time_ns(),
+                kind=kind,
+                source=f"launcher/{self.node}",
+                node=self.node,
+                detail=detail,
+            )
+        )
+
+
+def build_launcher(
+    place: RankPlace, config: TrainerConfig, *, store: str, ranks: int, nodes: str
+) -> NodeLauncher:
+    """Return the launcher of one node; `nodes` is `MIN:MAX`, `store` is `HOST:PORT`."""
+    least, most = (int(part) for part in nodes.split(":"))
+    run = RunDirectory(place.run)
+    rendezvous = RendezvousParameters(
+        backend="c10d",
+        endpoint=store,
+        run_id=run.name,
+        min_nodes=least,
+        max_nodes=most,
+        local_addr="127.0.0.1" if store.startswith("127.") else None,
+        is_host=False,
+        last_call_timeout=1,
+        keep_alive_interval=1,
+        keep_alive_max_attempt=4,
+        read_timeout=10,
+        join_timeout=60,
+        close_timeout=5,
+    )
+    spec = WorkerSpec(
+        role="trainer",
+        local_world_size=ranks,
+        entrypoint=run_rank,
+        args=(place, config),
+        rdzv_handler=rendezvous_registry.get_rendezvous_handler(rendezvous),
+        max_restarts=MAX_RESTARTS,
+        monitor_interval=0.1,
+    )
+    logs = run.logs / place.node
+    logs.mkdir(parents=True, exist_ok=True)
+    return NodeLauncher(spec, DefaultLogsSpecs(str(logs), redirects=Std.ALL), run, place.node)
+
+
+def main(argv: list[str]) -> int:
+    """Run one node's launcher until its ranks finish or it leaves."""
+    parser = argparse.ArgumentParser(prog="python -m tailwatch.trainer.launch.node")
+    parser.add_argument("--run", type=Path, required=True, help="run directory")
+    parser.add_argument("--node", required=True, help="name of this node")
+    parser.add_argument("--store", required=True, help="HOST:PORT of the rendezvous store")
+    parser.add_argument("--ranks", type=int, required=True, help="ranks on this node")
+    parser.add_argument("--nodes", default="1:2", help="MIN:MAX nodes")
+    parser.add_argument("--rings", type=Path, required=True, help="ring directory (tmpfs)")
+    parser.add_argument("--doorbell", type=Path, required=True, help="the node agent's socket")
+    arguments = parser.parse_args(argv)
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    # Or torch puts a handler of its own over ours and kills the ranks of a node that is evicted.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    place = RankPlace(
+        run=arguments.run.resolve(),
+        node=arguments.node,
+        launcher_pid=os.getpid(),
+        rings=arguments.rings,
+        doorbell=arguments.doorbell,
+    )
+    manifest = place.run / "manifest.json"
+    config = config_from(msgspec.json.decode(manifest.read_bytes())["trainer"], str(manifest))
+    # Making an optimizer imports a third of torch (1.5 s); ranks forked from here have it already.
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+    launcher = build_launcher(
+        place, config, store=arguments.store, ranks=arguments.ranks, nodes=arguments.nodes
+    )
+
+    def on_sigterm(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != place.launcher_pid:
+            os._exit(1)  # a rank forked a moment ago, not yet with a handler of its own
+        launcher.leave("SIGTERM")
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    result = launcher.run()
+    return 1 if result is not None and result.is_failed() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,196 @@
+"""The entry of one rank, called in a process forked from its node's launcher.
+
+Contract: claims the attempt (rank 0, O_EXCL), restores the newest checkpoint that verifies, trains,
+and ends with an exit code that says why. SIGTERM from anybody but the launcher is an order to leave
+for the whole node: any eviction by anybody ends in a checkpoint. SIGTERM from the launcher means
+that this attempt is over.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from tailwatch import control
+from tailwatch.control import Order
+from tailwatch.files import write_durably
+from tailwatch.processes import die_with_parent, start_ticks
+from tailwatch.records import EventKind
+from tailwatch.ring import RingWriter
+from tailwatch.runs import Attempt, RankProcess, RunDirectory
+from tailwatch.trainer.checkpoint import CheckpointStore
+from tailwatch.trainer.config import TrainerConfig
+from tailwatch.trainer.ep import GlooExchange
+from tailwatch.trainer.launch.codes import LEFT, REFORM
+from tailwatch.trainer.loop import Trainer
+from tailwatch.trainer.orders import RankOrders
+from tailwatch.trainer.recorder import StepRecorder
+from tailwatch.trainer.state import TrainerState, build_model
+
+LEAVE_SECONDS = 30.0
+
+
+class RankPlace(msgspec.Struct, kw_only=True, frozen=True):
+    """Where a rank runs and where it writes."""
+
+    run: Path
+    node: str
+    launcher_pid: int
+    rings: Path
+    doorbell: Path
+
+
+def run_rank(place: RankPlace, config: TrainerConfig) -> None:
+    """Run one rank of one attempt; does not return."""
+    die_with_parent(place.launcher_pid)
+    run = RunDirectory(place.run)
+    _leave_on_sigterm(place, run)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    outcome = _Attempt(place, config, run).train()
+    if outcome == "finished":
+        dist.destroy_process_group()
+        sys.exit(0)
+    # Peers may already be gone: no collective shutdown, the ring and the checkpoint are safe.
+    os._exit(LEFT if outcome == "left" else REFORM)
+
+
+def _leave_on_sigterm(place: RankPlace, run: RunDirectory) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def wait() -> None:
+        while True:
+            info = signal.sigwaitinfo({signal.SIGTERM})
+            if info.si_pid == place.launcher_pid:
+                os._exit(1)
+            submit_leave(run, place.node, by=f"SIGTERM from pid {info.si_pid}")
+
+    threading.Thread(target=wait, name="sigterm", daemon=True).start()
+
+
+def submit_leave(run: RunDirectory, node: str, *, by: str) -> None:
+    """Order a node to leave at the next boundary."""
+    deadline = time.time_ns() + int(LEAVE_SECONDS * 1e9)
+    order = Order(
+        id=control.new_order_id(),
+        kind="leave",
+        by=by,
+        reason="eviction",
+        deadline_ns=deadline,
+        node=node,
+    )
+    control.submit(run.orders, order)
+
+
+class _Attempt:
+    """Puts the parts of one attempt together on one rank."""
+
+    def __init__(self, place: RankPlace, config: TrainerConfig, run: RunDirectory) -> None:
+        self.place, self.config, self.run = place, config, run
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        config.check(self.world_size)
+        self.claim = self._claim()
+        per_rank = config.experts // self.world_size
+        owned = range(self.rank * per_rank, (self.rank + 1) * per_rank)
+        ring = RingWriter(
+            place.rings,
+            run=run.name,
+            attempt=self.claim.attempt,
+            rank=self.rank,
+            world_size=self.world_size,
+            node=place.node,
+            doorbell=place.doorbell,
+        )
+        self.recorder = StepRecorder(
+            ring,
+            run=run.name,
+            attempt=self.claim.attempt,
+            rank=self.rank,
+            world_size=self.world_size,
+            node=place.node,
+            configuration=config.configuration(self.world_size),
+            first_expert=owned[0],
+        )
+        self.state = TrainerState(build_model(config, owned))
+
+    def _claim(self) -> Attempt:
+        """Agree on the attempt: its number is free in the run directory, and everybody is in it."""
+        number = [0]
+        if self.rank == 0:
+            while True:
+                number[0] += 1
+                path = self.run.attempts / f"{number[0]:04d}.json"
+                try:
+                    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+                    break
+                except FileExistsError:
+                    continue
+        dist.broadcast_object_list(number, src=0)
+        me = RankProcess(
+            rank=self.rank,
+            node=self.place.node,
+            pid=os.getpid(),
+            start_ticks=start_ticks(os.getpid()) or 0,
+        )
+        everybody: list[RankProcess | None] = [None] * self.world_size
+        dist.all_gather_object(everybody, me)
+        return Attempt(
+            attempt=number[0],
+            world_size=self.world_size,
+            started_ns=time.time_ns(),
+            ranks=[process for process in everybody if process is not None],
+        )
+
+    def emit(self, kind: EventKind, step: int | None, detail: dict[str, object]) -> None:
+        """Publish an event of rank 0, in the ring and in the run directory."""
+        if self.rank == 0:
+            self.run.append_event(self.recorder.event(kind, step=step, detail=detail))
+
+    def answer(self, kind: EventKind, order: Order, reason: str = "") -> None:
+        """Publish the answer to an order."""
+        if self.rank == 0:
+            detail: dict[str, object] = {"order": order.kind, "by": order.by}
+            if reason:
+                detail["reason"] = reason
+            event = self.recorder.event(kind, step=self.state.step, detail=detail)
+            self.run.append_event(msgspec.structs.replace(event, order=order.id, node=order.node))
+
+    def train(self) -> str:
+        """Restore, say so, and train to an outcome."""
+        claim = self.claim
+        checkpoints = CheckpointStore(
+            self.run, keep=self.config.checkpoint_keep, emit=self.emit
+        )
+        self.emit("start" if claim.attempt == 1 else "restart", None, {"world": self.world_size})
+        restored = checkpoints.load(self.state.tensors())
+        if restored is not None:
+            self.state.step, self.state.iteration = restored.step, restored.iteration
+        if self.rank == 0:
+            claim.resumed_from_step = restored.step if restored else None
+            path = self.run.attempts / f"{claim.attempt:04d}.json"
+            write_durably(path, msgspec.json.encode(claim))
+        orders = RankOrders(self.run.orders, self.rank, self.answer)
+        answered = {"order_done", "order_refused", "order_expired"}
+        orders.resume({e.order for e in self.run.read_events() if e.kind in answered and e.order})
+        outcome = Trainer(
+            self.config,
+            node=self.place.node,
+            recorder=self.recorder,
+            exchange=GlooExchange(self.recorder),
+            checkpoints=checkpoints,
+            orders=orders,
+            answer=self.answer,
+            attempt=claim.attempt,
+            state=self.state,
+        ).train()
+        self.emit("finish" if outcome == "finished" else "leave", self.state.step, {})
+        self.recorder.close()
+        return outcome

@@ -1,0 +1,1 @@
+"""The RL half of the trainer: the task and its verifier, rollouts, the GRPO loss."""
