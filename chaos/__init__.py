@@ -1,0 +1,1 @@
+"""Breaks the job on purpose, watches what happens, and judges it from what was written down."""

@@ -1,0 +1,128 @@
+"""The undo ledger: what to undo, written down and fsynced before anything is done.
+
+Contract: an entry is `open` from before the injection until its undo was done. Undo actions are
+named, idempotent, and need nothing but the entry's arguments, so that a guard or a later
+`gameday doctor` can carry them out when the runner is dead. Undoing twice is harmless.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tailwatch import control
+from tailwatch.evidence import LedgerEntry
+from tailwatch.files import append_line
+from tailwatch.integrity import block_digest
+from tailwatch.processes import same_process
+
+
+def _clear_order(arguments: Mapping[str, Any]) -> str:
+    control.clear_fault(Path(arguments["orders"]), arguments["order"])
+    return "fault order cleared"
+
+
+def _restore_byte(arguments: Mapping[str, Any]) -> str:
+    """Write the original byte back, but only over the very damage that was done.
+
+    The trainer may have set the damaged checkpoint aside and written the step anew under its name.
+    """
+    path, offset, byte = Path(arguments["file"]), arguments["offset"], arguments["byte"]
+    if not path.exists():
+        return "the damaged file is set aside or gone, nothing to restore"
+    if block_digest(path, arguments["block"]) == arguments["expected"]:
+        return "the block is whole, nothing to restore"
+    with path.open("r+b") as file:
+        file.seek(offset)
+        if file.read(1) != bytes([byte ^ 1]):
+            return "the block is damaged, but not by this fault; left alone"
+        file.seek(offset)
+        file.write(bytes([byte]))
+        file.flush()
+        os.fsync(file.fileno())
+    return "byte restored"
+
+
+def _continue_process(arguments: Mapping[str, Any]) -> str:
+    """Let a stopped process run on; a dead one has nothing to undo."""
+    if not same_process(arguments["pid"], arguments["start_ticks"]):
+        return "the process is gone"
+    os.kill(arguments["pid"], signal.SIGCONT)
+    return "process continued"
+
+
+def _nothing(arguments: Mapping[str, Any]) -> str:
+    return "nothing to undo"
+
+
+# What a process that knows nothing of the experiment can undo, by the name in the ledger.
+UNDO_ACTIONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "clear-order": _clear_order,
+    "restore-byte": _restore_byte,
+    "continue-process": _continue_process,
+    "none": _nothing,
+}
+
+
+class Ledger:
+    """One ledger file; every write is durable before it returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self, experiment: str, undo: str, arguments: dict[str, Any]) -> LedgerEntry:
+        """Write down how to undo what is about to be done, and return the entry."""
+        entry = LedgerEntry(
+            id=secrets.token_hex(6),
+            experiment=experiment,
+            undo=undo,
+            arguments=arguments,
+            state="open",
+            time_ns=time.time_ns(),
+        )
+        self._append(entry)
+        return entry
+
+    def close(self, entry: LedgerEntry, reason: str) -> None:
+        """Write down that an entry is undone."""
+        self._settle(entry, "undone", reason)
+
+    def undo(self, entry: LedgerEntry) -> LedgerEntry:
+        """Carry out the undo of an entry and write down how it went."""
+        try:
+            reason = UNDO_ACTIONS[entry.undo](entry.arguments)
+        except (OSError, KeyError) as error:
+            return self._settle(entry, "failed", f"{type(error).__name__}: {error}")
+        return self._settle(entry, "undone", reason)
+
+    def left_open(self) -> list[LedgerEntry]:
+        """Return the entries whose last state is not `undone`, newest first."""
+        last = {entry.id: entry for entry in read_ledger(self.path)}
+        return [entry for entry in reversed(last.values()) if entry.state != "undone"]
+
+    def _settle(self, entry: LedgerEntry, state: Any, reason: str) -> LedgerEntry:
+        settled = msgspec.structs.replace(
+            entry, state=state, reason=reason, time_ns=time.time_ns()
+        )
+        self._append(settled)
+        return settled
+
+    def _append(self, entry: LedgerEntry) -> None:
+        append_line(self.path, msgspec.json.encode(entry) + b"\n", durable=True)
+
+
+def read_ledger(path: Path) -> list[LedgerEntry]:
+    """Return all entries in order; a last line cut by a kill was never acted upon and is left out."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    lines = data[: data.rfind(b"\n") + 1].splitlines()
+    return [msgspec.json.decode(line, type=LedgerEntry) for line in lines]
