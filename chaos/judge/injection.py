@@ -123,11 +123,12 @@ def _killed(case: Case) -> list[Check]:
         detail=f"Rank {rank} wrote {len(mine)} records in attempt {running.attempt}, "
         f"{len(after)} of them after the injection.",
     )
-    late = [s.step for s in case.steps_of(running.attempt) if s.end_ns > injected]
+    # A step that had begun may still be written by the others; none can begin and be whole.
+    late = [s.step for s in case.steps_of(running.attempt) if s.start_ns > injected]
     ended = Check(
         name=names[2],
         passed=not late if mine else None,
-        detail=f"Attempt {running.attempt} finished {len(late)} steps after the injection.",
+        detail=f"Attempt {running.attempt} finished {len(late)} steps begun after the injection.",
     )
     return [_process(case), silent, ended]
 

@@ -33,12 +33,21 @@ def restored_step(case: Case, attempt: Attempt) -> int | None:
 def verified_steps(case: Case, before: Attempt) -> set[int]:
     """Return the steps whose checkpoints stood verified, and not refused, before an attempt.
 
-    A refused step that was computed and verified again stands again.
+    A refused step that was computed and verified again stands again. One that was committed, but
+    whose verification the fault cut short, stands if the attempt itself verified and restored it.
     """
     standing: set[int] = set()
+    committed: set[int] = set()
     for event in case.gathered.events:
-        if event.step is None or event.attempt >= before.attempt:
+        if event.step is None or event.attempt > before.attempt:
             continue
+        if event.attempt == before.attempt:
+            own = event.kind == "restore" and event.detail.get("verified") is True
+            if own and event.step in committed:
+                standing.add(event.step)
+            continue
+        if event.kind == "checkpoint_committed":
+            committed.add(event.step)
         if event.kind == "checkpoint_verified" and event.time_ns <= before.started_ns:
             standing.add(event.step)
         elif event.kind == "checkpoint_refused":

@@ -5,6 +5,7 @@ Cost: one fsync of the file and one of its directory for `write_durably`, one fo
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -35,10 +36,17 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def append_line(path: Path, line: bytes, *, durable: bool = False) -> None:
-    """Append one line with a single write, so that several processes can share the file."""
+    """Append one line with a single write, so that several processes can share the file.
+
+    Raises:
+        OSError: it could not be written whole; what a full disk took of it is taken back.
+    """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(fd, line)
+        written = os.write(fd, line)
+        if written < len(line):
+            os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR) - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if durable:
             os.fsync(fd)
     finally:

@@ -33,7 +33,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, mask: Tensor, exchange: ExpertExchange) -> Tensor:
         """(batch, time, d_model), mask (batch, 1, time, time) true where attention may look."""
         batch, time, width = x.shape
-        qkv = self.qkv(self.norm_attention(x)).view(batch, time, 3, self.heads, -1)
+        shape = (batch, time, 3, self.heads, width // self.heads)
+        qkv = self.qkv(self.norm_attention(x)).view(shape)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, time, width))

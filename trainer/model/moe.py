@@ -68,7 +68,8 @@ class MoE(nn.Module):
         token_of_row = order // self.top_k
         counts = torch.bincount(expert_of_row, minlength=probabilities.shape[1])
         share = counts / max(len(expert_of_row), 1)
-        self.aux_loss = probabilities.shape[1] * (share * probabilities.mean(0)).sum()
+        mean = probabilities.sum(0) / max(len(x), 1)  # a rank without tokens has no NaN either
+        self.aux_loss = probabilities.shape[1] * (share * mean).sum()
 
         dispatched = exchange.dispatch(x[token_of_row], counts, self.layer)
         self.expert_tokens = dispatched.expert_counts

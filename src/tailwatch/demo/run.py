@@ -39,17 +39,21 @@ TMPFS = Path("/dev/shm")
 
 
 def run_demo(*, out: Path | None, only: str | None, control: str | None, json_output: bool) -> int:
-    """Run the built-in plan, or one experiment of it; a control runs on the first one left."""
+    """Run the built-in plan; see `run_plan`."""
+    return run_plan(
+        plan=DEMO_PLAN, out=out, only=only, control=control, json_output=json_output
+    )
+
+
+def run_plan(
+    *, plan: Path, out: Path | None, only: str | None, control: str | None, json_output: bool
+) -> int:
+    """Run a plan, or one experiment of it; a control ties the hands of the first one left."""
     tied = parse_control(control)
-    plan = select(load_plan(DEMO_PLAN), only)
+    chosen = select(load_plan(plan), only)
     if tied is not None:
-        plan = select(plan, plan.experiments[0].name)
-    return _GameDay(plan, out, tied, json_output).run()
-
-
-def run_plan(*, plan: Path, out: Path | None, json_output: bool) -> int:
-    """Run a plan from a file."""
-    return _GameDay(load_plan(plan), out, None, json_output).run()
+        chosen = select(chosen, chosen.experiments[0].name)
+    return _GameDay(chosen, out, tied, json_output).run()
 
 
 class _GameDay:

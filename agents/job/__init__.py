@@ -1,0 +1,1 @@
+"""The job agent: puts the ranks' records together and knows what is slow, and since when."""

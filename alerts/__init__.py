@@ -1,0 +1,1 @@
+"""Rules that page, and where their pages go."""

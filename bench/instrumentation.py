@@ -1,0 +1,235 @@
+"""What the instrumentation of one step costs a training process.
+
+    python bench/instrumentation.py [--pairs 60] [--block 10] [--json]
+
+One process trains a small network, with a real node agent on the other end of the ring. Blocks of
+steps with and without instrumentation alternate, in a random order within each pair, so that what
+the machine does in the meantime hits both. Two answers:
+
+- cost: the time spent in the 20 marks, the record, its append and the doorbell of one step, in
+  microseconds, taken where they are: between pieces of work that have emptied the caches. The
+  timing itself (about 2 us a step) is part of it. Bar: at most 50 us at the median.
+- ratio: step time with over without, with a 95 % interval from a bootstrap over pairs of blocks.
+  Bar: its upper end at most 1.03.
+
+Ends with 1 when a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tailwatch.ring import RingWriter
+from tailwatch.trainer.recorder import StepRecorder
+
+COST_BAR_US = 50.0
+RATIO_BAR = 1.03
+RESAMPLES = 4000
+# With the marks of the step itself that is 20 a step.
+PHASES = (
+    "data", "rollout_generate", "reward", "logprob_old", "logprob_ref", "advantage",
+    "forward_backward", "grad_sync", "optimizer",
+)  # fmt: skip
+
+
+class Step:
+    """A training step in nine pieces, about `milliseconds` long in all."""
+
+    def __init__(self, milliseconds: float) -> None:
+        torch.manual_seed(1)
+        torch.set_num_threads(1)
+        layers = [torch.nn.Linear(256, 256) for _ in range(7)]
+        self.model = torch.nn.Sequential(*layers)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.data = torch.randn(64, 256)
+        self._warm_up()
+        took = min(self._timed() for _ in range(5))
+        rows = max(int(64 * milliseconds / 1e3 / took), 1)
+        self.data = torch.randn(rows, 256)
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        for _ in range(5):
+            self._timed()
+
+    def _timed(self) -> float:
+        started = time.perf_counter()
+        hidden = self.data
+        for piece in range(len(PHASES)):
+            hidden = self.piece(piece, hidden)
+        return time.perf_counter() - started
+
+    def piece(self, number: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Do one of the pieces: a layer forward, the backward pass, or the update."""
+        if number < 7:
+            out: torch.Tensor = torch.tanh(self.model[number](hidden))
+            return out
+        if number == 7:
+            hidden.square().mean().backward()  # type: ignore[no-untyped-call]
+        else:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return hidden
+
+
+def plain(step: Step) -> float:
+    """Return the seconds of one step without instrumentation."""
+    started = time.perf_counter()
+    hidden = step.data
+    for piece in range(len(PHASES)):
+        hidden = step.piece(piece, hidden)
+    return time.perf_counter() - started
+
+
+def instrumented(step: Step, recorder: StepRecorder, number: int) -> tuple[float, float]:
+    """Return the seconds of one instrumented step, and those of its instrumentation."""
+    clock = time.perf_counter
+    started = clock()
+    recorder.begin_step(number, number // 2, "grpo")
+    cost = clock() - started
+    hidden = step.data
+    for piece, name in enumerate(PHASES):
+        phase = recorder.phase(name)
+        t0 = clock()
+        phase.__enter__()
+        t1 = clock()
+        hidden = step.piece(piece, hidden)
+        t2 = clock()
+        phase.__exit__(None, None, None)
+        cost += t1 - t0 + clock() - t2
+    t0 = clock()
+    recorder.add_wait("ep", 1_000_000)
+    recorder.end_step(
+        tokens=256,
+        rows_to=[64] * 4,
+        rows_from=[64] * 4,
+        expert_tokens=[64] * 8,
+        policy_version=number,
+        staleness=0,
+        loss=0.5,
+        reward=0.25,
+        warmup=False,
+    )
+    ended = clock()
+    return ended - started, cost + ended - t0
+
+
+def start_agent(root: Path) -> subprocess.Popen[bytes]:
+    """Start a node agent on `root` and return it when it serves."""
+    ready = root / "ready"
+    agent = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tailwatch.agents.node.main", "--node", "bench"),
+            *("--rings", str(root / "rings"), "--log", str(root / "log")),
+            *("--doorbell", str(root / "bell"), "--ready-file", str(ready)),
+        ],
+        stderr=subprocess.DEVNULL,
+    )
+    while not ready.exists():
+        if agent.poll() is not None:
+            raise SystemExit("the node agent did not start")
+        time.sleep(0.05)
+    return agent
+
+
+def measure(recorder: StepRecorder, step: Step, pairs: int, block: int) -> dict[str, Any]:
+    """Run the blocks and return the figures."""
+    order = random.Random(1)
+    costs: list[float] = []
+    seconds = np.zeros((pairs, 2))
+    number = 0
+    for pair in range(pairs):
+        for with_marks in order.sample((True, False), 2):
+            for _ in range(block):
+                number += 1
+                if with_marks:
+                    took, cost = instrumented(step, recorder, number)
+                    costs.append(cost * 1e6)
+                else:
+                    took = plain(step)
+                seconds[pair, int(with_marks)] += took
+    rng = np.random.default_rng(1)
+    drawn = seconds[rng.integers(0, pairs, (RESAMPLES, pairs))].sum(axis=1)
+    lower, upper = np.quantile(drawn[:, 1] / drawn[:, 0], (0.025, 0.975))
+    without, with_marks_total = seconds.sum(axis=0)
+    return {
+        "steps": number,
+        "marks_per_step": 2 * len(PHASES) + 2,
+        "cost_us": {
+            "median": float(np.median(costs)),
+            "p99": float(np.quantile(costs, 0.99)),
+            "n": len(costs),
+            "bar": COST_BAR_US,
+        },
+        "step_ms": {
+            "without": float(without / (pairs * block) * 1e3),
+            "with": float(with_marks_total / (pairs * block) * 1e3),
+        },
+        "ratio": {
+            "estimate": float(with_marks_total / without),
+            "lower": float(lower),
+            "upper": float(upper),
+            "pairs": pairs,
+            "bar": RATIO_BAR,
+        },
+        "met": bool(np.median(costs) <= COST_BAR_US and upper <= RATIO_BAR),
+    }
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=60, help="pairs of blocks")
+    parser.add_argument("--block", type=int, default=10, help="steps in a block")
+    parser.add_argument("--step-ms", type=float, default=30.0, help="length of a step")
+    parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
+    flags = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="tailwatch-bench-") as directory:
+        root = Path(directory)
+        agent = start_agent(root)
+        try:
+            ring = RingWriter(
+                root / "rings", run="bench", attempt=1, rank=0, world_size=1, node="bench",
+                doorbell=root / "bell",
+            )  # fmt: skip
+            recorder = StepRecorder(
+                ring, run="bench", attempt=1, rank=0, world_size=1, node="bench",
+                configuration="bench", first_expert=0,
+            )  # fmt: skip
+            found = measure(recorder, Step(flags.step_ms), flags.pairs, flags.block)
+        finally:
+            agent.terminate()
+            agent.wait()
+    if flags.json:
+        print(json.dumps(found))
+        return 0 if found["met"] else 1
+    cost, ratio, length = found["cost_us"], found["ratio"], found["step_ms"]
+    print(f"cost of a step's instrumentation ({found['marks_per_step']} marks, record, doorbell)")
+    print(f"  median  {cost['median']:8.1f} us   (bar {COST_BAR_US:g})")
+    print(f"  p99     {cost['p99']:8.1f} us   n = {cost['n']}")
+    print("step time")
+    print(f"  without {length['without']:8.2f} ms")
+    print(f"  with    {length['with']:8.2f} ms")
+    print(
+        f"  ratio   {ratio['estimate']:8.4f}      95 % interval {ratio['lower']:.4f} to "
+        f"{ratio['upper']:.4f}, {ratio['pairs']} pairs of blocks   (bar {RATIO_BAR:g})"
+    )
+    print("both bars met" if found["met"] else "a bar is MISSED")
+    return 0 if found["met"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

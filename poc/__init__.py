@@ -1,0 +1,1 @@
+"""Decides claims: A/B runs with intervals."""

@@ -1,0 +1,73 @@
+"""What a valid checkpoint is: manifest, digests, verdicts, names, retention, audit; without torch.
+
+Contract: trainer, agents, chaos and the command line judge with this code and nothing else, so
+they cannot disagree. A checkpoint is a directory with a `MANIFEST.json` (module `manifest`);
+`verify` is the one definition of valid (module `verify`); names and their changes are in `names`.
+"""
+
+from tailwatch.integrity.audit import EXIT_CODES, Audit, AuditedCheckpoint, AuditedFile, audit
+from tailwatch.integrity.blocks import BLOCK_BYTES, block_count, block_digest, digest
+from tailwatch.integrity.manifest import (
+    MANIFEST_NAME,
+    SCHEMA,
+    FileEntry,
+    Manifest,
+    ManifestError,
+    expected_digest,
+    read_manifest,
+    write_manifest,
+)
+from tailwatch.integrity.names import (
+    Candidate,
+    candidates,
+    commit,
+    parse_name,
+    quarantine,
+    remove_leftovers,
+    step_name,
+    temporary_name,
+)
+from tailwatch.integrity.retention import retain
+from tailwatch.integrity.verify import (
+    CheckpointVerdict,
+    Finding,
+    Problem,
+    share,
+    verdict_of,
+    verify,
+)
+
+__all__ = [
+    "BLOCK_BYTES",
+    "EXIT_CODES",
+    "MANIFEST_NAME",
+    "SCHEMA",
+    "Audit",
+    "AuditedCheckpoint",
+    "AuditedFile",
+    "Candidate",
+    "CheckpointVerdict",
+    "FileEntry",
+    "Finding",
+    "Manifest",
+    "ManifestError",
+    "Problem",
+    "audit",
+    "block_count",
+    "block_digest",
+    "candidates",
+    "commit",
+    "digest",
+    "expected_digest",
+    "parse_name",
+    "quarantine",
+    "read_manifest",
+    "remove_leftovers",
+    "retain",
+    "share",
+    "step_name",
+    "temporary_name",
+    "verdict_of",
+    "verify",
+    "write_manifest",
+]
