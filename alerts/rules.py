@@ -144,9 +144,7 @@ def rules(interval: float = 1.0) -> RuleSet:
         ),
         Alert(
             name="JobRestarted",
-            clauses=(
-                Clause(job_max(f"increase({m('job_restarts_total')}[{window(10)}])"), "> 0"),
-            ),
+            clauses=(Clause(job_max(f"increase({m('job_restarts_total')}[{window(10)}])"), "> 0"),),
             severity="warning",
             team="training",
             summary="All ranks of the job started again",

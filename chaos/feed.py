@@ -49,7 +49,8 @@ class StepFeed:
             return []
         records: list[StepRecord] = []
         consumed = 0
-        for consumed, payload in payloads(data):
+        for end, payload in payloads(data):
+            consumed = end
             try:
                 record = decode(payload)
             except msgspec.MsgspecError:

@@ -108,9 +108,7 @@ class Ledger:
         return [entry for entry in reversed(last.values()) if entry.state != "undone"]
 
     def _settle(self, entry: LedgerEntry, state: Any, reason: str) -> LedgerEntry:
-        settled = msgspec.structs.replace(
-            entry, state=state, reason=reason, time_ns=time.time_ns()
-        )
+        settled = msgspec.structs.replace(entry, state=state, reason=reason, time_ns=time.time_ns())
         self._append(settled)
         return settled
 
@@ -119,7 +117,7 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> list[LedgerEntry]:
-    """Return all entries in order; a last line cut by a kill was never acted upon and is left out."""
+    """Return all entries in order; a last line cut by a kill was never acted upon."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

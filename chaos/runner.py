@@ -99,7 +99,7 @@ class Runner:
         self._said = 0.0
 
     def run(self, start: Callable[[], None]) -> None:
-        """Call `start` to bring the job up and run the plan; returns when it is over, either way."""
+        """Call `start` to bring the job up, and run the plan; returns when it is over."""
         write_durably(
             self.evidence.plan, msgspec.json.format(msgspec.json.encode(self.plan), indent=2)
         )
@@ -143,12 +143,10 @@ class Runner:
             experiment=self._experiment.name if self._experiment else None,
             data=data,
         )
-        append_line(
-            self.evidence.timeline, msgspec.json.encode(observation) + b"\n", durable=True
-        )
+        append_line(self.evidence.timeline, msgspec.json.encode(observation) + b"\n", durable=True)
 
     def _wait(self, seconds: float, done: Callable[[], Any] = lambda: None) -> Any:
-        """Poll until `done` returns something true; return it, or its last value when time is up."""
+        """Poll until `done` returns something true; return that, or its last value at the end."""
         deadline = self._clock.monotonic_ns() + int(seconds * 1e9)
         while True:
             self.feed.poll()
@@ -278,9 +276,7 @@ class Runner:
             ]
             return steps[: criteria.recovery_steps]
 
-        self._wait(
-            experiment.recovery_seconds, lambda: len(after()) >= criteria.recovery_steps
-        )
+        self._wait(experiment.recovery_seconds, lambda: len(after()) >= criteria.recovery_steps)
         steps = after()
         over = sum(step.duration_s > self._upper for step in steps)
         seen = len(steps) == criteria.recovery_steps and over <= criteria.recovery_over

@@ -1,4 +1,4 @@
-"""What the runner needs from whoever runs the job: the demo's processes here, a cluster elsewhere."""
+"""What the runner needs from whoever runs the job."""
 
 from __future__ import annotations
 

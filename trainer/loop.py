@@ -1,7 +1,7 @@
-"""The training loop of one rank: supervised steps first, then GRPO, an order book at each boundary.
+"""The training loop of one rank: supervised steps, then GRPO, orders at each boundary.
 
-Contract: a step is one optimizer update, numbered from 1; a checkpoint named N holds the state after
-step N and is only taken at the end of an iteration, so a restart never needs an old rollout. At
+Contract: a step is one optimizer update, numbered from 1; a checkpoint named N holds the state
+after step N and is only taken at the end of an iteration, so a restart never needs an old rollout. At
 equal world size a step computed again gives the same loss to the last digit.
 
 Left out on purpose: gradient clipping (its norm would need one more collective over experts) and a
@@ -22,7 +22,6 @@ from tailwatch.records import Stage
 from tailwatch.trainer.checkpoint import CheckpointStore
 from tailwatch.trainer.config import TrainerConfig
 from tailwatch.trainer.ep import GlooExchange
-from tailwatch.trainer.model import Decoder
 from tailwatch.trainer.orders import Answer, RankOrders
 from tailwatch.trainer.recorder import StepRecorder
 from tailwatch.trainer.rl.grpo import group_advantages, grpo_loss, token_logprobs
@@ -161,7 +160,7 @@ class Trainer:
 
     def _backward(self, loss: Tensor) -> None:
         aux = torch.stack([moe.aux_loss for moe in self.model.moe_layers()]).mean()
-        (loss + self.config.aux_weight * aux / self.world_size).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        (loss + self.config.aux_weight * aux / self.world_size).backward()
 
     def _update(
         self, loss: Tensor, reward: float | None, tokens: int, staleness: int, *, last: bool

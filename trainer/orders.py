@@ -64,7 +64,8 @@ class RankOrders:
         message = [None, None] if self._rank else [self._fresh, self._standing_now]
         dist.broadcast_object_list(message, src=0)
         fresh, standing = message
-        assert fresh is not None and standing is not None
+        assert fresh is not None
+        assert standing is not None
         self._standing = standing
         return [order for order in fresh if self._admit(order)]
 

@@ -1,7 +1,7 @@
 """One byte of the newest verified checkpoint flips, then a rank is killed so that it is needed.
 
-The damage is proven from outside: the block's digest on disk is not the manifest's. What the trainer
-makes of it is not asked here.
+The damage is proven from outside: the block's digest on disk is not the manifest's. What the
+trainer makes of it is not asked here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from tailwatch.integrity import (
     read_manifest,
 )
 from tailwatch.processes import wait_until
-
 
 FRESH_SECONDS = 60.0
 
@@ -91,7 +90,7 @@ class CheckpointCorrupt(RankKill):
 
     def inject(self) -> Facts:
         """Flip the lowest bit of the byte, make it durable, and kill the rank."""
-        newest = [c for c in candidates(self.run.checkpoints) if c.state == "committed"][0]
+        newest = next(c for c in candidates(self.run.checkpoints) if c.state == "committed")
         if newest.path != self.directory:
             raise Lost("target", f"{newest.path.name} is newer than {self.directory.name} by now")
         with self.path.open("r+b") as file:
@@ -103,7 +102,7 @@ class CheckpointCorrupt(RankKill):
         return super().inject() | self.damage
 
     def seen(self) -> Facts | None:
-        """The bytes on disk are not those of the manifest, here or set aside, and the rank is gone."""
+        """The bytes on disk, here or set aside, are not the manifest's, and the rank is gone."""
         gone = super().seen()
         if gone is None:
             return None

@@ -56,7 +56,8 @@ def test_an_undo_that_fails_stays_open_with_the_reason(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     missing = {"orders": str(tmp_path / "none"), "order": "x"}
     settled = ledger.undo(ledger.open("one", "clear-order", missing))
-    assert settled.state == "failed" and "FileNotFoundError" in settled.reason
+    assert settled.state == "failed"
+    assert "FileNotFoundError" in settled.reason
     assert len(ledger.left_open()) == 1
     (tmp_path / "none").mkdir()
     assert ledger.undo(ledger.left_open()[0]).state == "undone"

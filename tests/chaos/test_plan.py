@@ -60,7 +60,9 @@ def test_an_impossible_plan_is_refused_by_field(edit: Edit, says: str, tmp_path:
     with pytest.raises(UsageError) as caught:
         load_plan(path)
     text = str(caught.value)
-    assert text.startswith(f"{path}: ") and says in text and "\n" not in text
+    assert text.startswith(f"{path}: ")
+    assert says in text
+    assert "\n" not in text
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"name": "x"'])

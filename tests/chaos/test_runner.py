@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.evidence_job import Job, configuration
 
+from support.evidence_job import Job, configuration
 from tailwatch.chaos import runner as module
+from tailwatch.chaos.faults import Fault, make_fault
 from tailwatch.chaos.feed import StepFeed
 from tailwatch.chaos.judge import judge
 from tailwatch.chaos.ledger import Ledger
@@ -109,10 +110,10 @@ def test_the_undo_is_in_the_ledger_before_the_injection(setup: Setup) -> None:
     """At the moment of the injection the ledger on disk says how to undo it."""
     runner, _, evidence = setup()
     states: list[str] = []
-    inject = module.make_fault
+    real_make = make_fault
 
     def spying(context: Any) -> Any:
-        fault = inject(context)
+        fault = real_make(context)
         real = fault.inject
 
         def injecting() -> Any:
@@ -131,7 +132,7 @@ def test_the_undo_is_in_the_ledger_before_the_injection(setup: Setup) -> None:
 
 
 def test_a_fault_nobody_sees_is_written_down_as_not_seen(setup: Setup) -> None:
-    """A job that shows no trace of the fault gives `seen: false`, and the judge does not pass it."""
+    """A job without a trace of the fault gives `seen: false`, and the judge does not pass it."""
     runner, _, evidence = setup()
     runner.run(lambda: None)
     seen = [o.data["seen"] for o in _timeline(evidence) if o.kind == "injection_seen"]
@@ -148,7 +149,7 @@ def test_a_lost_part_ends_the_game_day_with_everything_undone(setup: Setup) -> N
         job.trouble = Lost("prometheus", "ended")
         return real(*arguments)
 
-    runner.ledger.open = opening  # type: ignore[method-assign] # strikes right after the ledger
+    runner.ledger.open = opening  # type: ignore[assignment,method-assign] # strikes right after
     runner.run(lambda: None)
     lost = [o.data for o in _timeline(evidence) if o.kind == "lost"]
     assert lost == [{"what": "prometheus", "reason": "ended"}]
@@ -165,7 +166,7 @@ def test_an_interrupt_undoes_and_aborts(setup: Setup) -> None:
         job.trouble = KeyboardInterrupt()
         return real(*arguments)
 
-    runner.ledger.open = opening  # type: ignore[method-assign] # strikes right after the ledger
+    runner.ledger.open = opening  # type: ignore[assignment,method-assign] # strikes right after
     runner.run(lambda: None)
     assert "aborted" in _kinds(evidence)
     assert Ledger(evidence.ledger).left_open() == []
@@ -210,11 +211,12 @@ def test_a_full_disk_aborts_with_a_clear_reason(
     def full(*arguments: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    runner.ledger.open = full  # type: ignore[method-assign] # the disk is full
-    monkeypatch.setattr(module.Fault, "undo", lambda *a: injected.append(1))
+    runner.ledger.open = full  # type: ignore[assignment,method-assign] # the disk is full
+    monkeypatch.setattr(Fault, "undo", lambda *a: injected.append(1))
     runner.run(lambda: None)
     aborted = [o.data["reason"] for o in _timeline(evidence) if o.kind == "aborted"]
-    assert aborted and "No space left" in aborted[0]
+    assert len(aborted) == 1
+    assert "No space left" in aborted[0]
     assert "injected" not in _kinds(evidence)
     assert judge(evidence.root).verdict == "ABORTED"
 

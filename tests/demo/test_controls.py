@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support.gameday import GameDay, small_plan
 
 pytestmark = pytest.mark.timeout(400)
@@ -40,7 +41,8 @@ def test_a_control_gives_its_verdict(
 
     found = json.loads(_doctor(day.out).stdout)["runs"][0]
     if control == "undo-blocked":
-        assert len(found["undone"]) == 1 and "fault order cleared" in found["undone"][0]
+        assert len(found["undone"]) == 1
+        assert "fault order cleared" in found["undone"][0]
         assert json.loads(_doctor(day.out).stdout)["runs"][0]["undone"] == []
     else:
         assert found["undone"] == found["failed"] == []

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.gameday import GameDay, small_plan
 
+from support.gameday import GameDay, small_plan
 from tailwatch.chaos.judge import judge
 from tailwatch.processes import find_by_token
 from tailwatch.records import StepRecord
@@ -26,12 +25,12 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GameDay]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> GameDay:
     """A whole game day of all four experiments."""
     directory = tmp_path_factory.mktemp("whole")
     day = GameDay(small_plan(directory / "plan.json"), directory / "day")
     day.wait(480)
-    yield day
+    return day
 
 
 def _experiment(day: GameDay, name: str) -> dict[str, Any]:
@@ -101,9 +100,10 @@ def test_p99_of_the_report_is_what_ten_lines_of_numpy_say(whole: GameDay) -> Non
     slowest: dict[int, int] = {}
     for path in (whole.out / "evidence" / "steps").iterdir():
         for record in read_steplog(path):
-            if isinstance(record, StepRecord) and record.attempt == window["attempt"]:
-                if window["first_step"] <= record.step <= window["last_step"]:
-                    slowest[record.step] = max(slowest.get(record.step, 0), record.duration_ns)
+            if not isinstance(record, StepRecord) or record.attempt != window["attempt"]:
+                continue
+            if window["first_step"] <= record.step <= window["last_step"]:
+                slowest[record.step] = max(slowest.get(record.step, 0), record.duration_ns)
     seconds = np.sort(np.array(list(slowest.values()))) / 1e9
     baseline = whole.report()["baseline"]
     assert baseline["n"] == len(seconds)

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.gameday import GameDay, small_plan
 
+from support.gameday import GameDay, small_plan
 from tailwatch import control
 from tailwatch.chaos.ledger import Ledger
 from tailwatch.processes import find_by_token
@@ -32,9 +32,7 @@ def _gone(day: GameDay, within: float) -> None:
 )
 def test_kill_9_leaves_nothing_behind(moment: str, tmp_path: Path) -> None:
     """After kill -9 of the driver no process, scratch or fault is left within 30 s."""
-    day = GameDay(
-        small_plan(tmp_path / "plan.json"), tmp_path / "day", "--only", "rank-slow"
-    )
+    day = GameDay(small_plan(tmp_path / "plan.json"), tmp_path / "day", "--only", "rank-slow")
     day.wait_for(moment, 200)
     assert find_by_token(day.driver()["token"])
     os.kill(day.process.pid, signal.SIGKILL)
@@ -49,9 +47,7 @@ def test_kill_9_leaves_nothing_behind(moment: str, tmp_path: Path) -> None:
 
 def test_ctrl_c_undoes_everything_and_aborts_within_ten_seconds(tmp_path: Path) -> None:
     """Ctrl-C in the middle of a fault: undone, nothing left, verdict ABORTED, exit status 4."""
-    day = GameDay(
-        small_plan(tmp_path / "plan.json"), tmp_path / "day", "--only", "rank-slow"
-    )
+    day = GameDay(small_plan(tmp_path / "plan.json"), tmp_path / "day", "--only", "rank-slow")
     day.wait_for("rank-slow: fault is in force", 200)
     began = time.monotonic()
     os.kill(day.process.pid, signal.SIGINT)
@@ -66,9 +62,7 @@ def test_ctrl_c_undoes_everything_and_aborts_within_ten_seconds(tmp_path: Path) 
 
 def test_a_prometheus_that_dies_gives_no_pass(tmp_path: Path) -> None:
     """Without its Prometheus a game day ends INCONCLUSIVE, says so, and leaves nothing."""
-    day = GameDay(
-        small_plan(tmp_path / "plan.json"), tmp_path / "day", "--only", "rank-slow"
-    )
+    day = GameDay(small_plan(tmp_path / "plan.json"), tmp_path / "day", "--only", "rank-slow")
     day.wait_for("waiting for a baseline", 100)
     for pid in find_by_token(day.driver()["token"]):
         if b"prometheus.yml" in Path(f"/proc/{pid}/cmdline").read_bytes():

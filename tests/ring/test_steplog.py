@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ranks import step_record
 
+from support.ranks import step_record
 from tailwatch.errors import UsageError
 from tailwatch.records import MAX_RECORD_BYTES, encode
 from tailwatch.steplog import StepLog, frame, payloads, read_steplog

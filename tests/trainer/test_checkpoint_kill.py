@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from support.checkpoints import Events, blank, equal, new_run, on_ranks, save_steps, state
-from tailwatch.integrity import candidates
+from tailwatch.integrity import candidates, verify
 from tailwatch.runs import RunDirectory
 from tailwatch.trainer.checkpoint import CheckpointStore
 
@@ -86,6 +86,8 @@ def test_killed_at_any_call_a_save_is_all_or_nothing(tmp_path: Path, after: bool
         process.start()
         process.join(30)
         exitcode = process.exitcode
+        committed = [c for c in candidates(run.checkpoints) if c.state == "committed"]
+        assert all(verify(c.path).verdict == "valid" for c in committed), f"kill point {number}"
         seen.append(check(run, 1))
         save(run, 3, attempt=2)
         left = [c for c in candidates(run.checkpoints) if c.state != "committed"]

@@ -28,7 +28,9 @@ def test_an_impossible_value_is_one_line_with_its_field(data: Any, says: str) ->
     with pytest.raises(UsageError) as caught:
         config_from(data, "plan.json")
     text = str(caught.value)
-    assert text.startswith("plan.json: ") and says in text and "\n" not in text
+    assert text.startswith("plan.json: ")
+    assert says in text
+    assert "\n" not in text
 
 
 def test_a_world_size_that_does_not_divide_the_experts_is_refused() -> None:

@@ -45,11 +45,18 @@ class _AllToAll(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override] # one gradient an input, as autograd wants it
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         send, recv, group = ctx.splits
         back = grad.new_empty((sum(send), grad.shape[1]))
         dist.all_to_all_single(back, grad.contiguous(), send, recv, group=group)
         return back, None, None, None
+
+
+def _all_to_all(
+    rows: Tensor, send: list[int], recv: list[int], group: dist.ProcessGroup | None
+) -> Tensor:
+    out: Tensor = _AllToAll.apply(rows, send, recv, group)  # type: ignore[no-untyped-call] # torch's
+    return out
 
 
 class GlooExchange:
@@ -88,7 +95,7 @@ class GlooExchange:
             self.rows_from[peer] += recv[peer]
 
         started = clock.begin(MarkCode.EP_DISPATCH, layer)
-        arrived: Tensor = _AllToAll.apply(rows, send, recv, self._group)
+        arrived = _all_to_all(rows, send, recv, self._group)
         clock.end_child("ep_dispatch", MarkCode.EP_DISPATCH, started, layer)
         order = expert_order(received)
         return Dispatched(arrived[order], received.sum(0).tolist(), send, recv, order)
@@ -97,8 +104,6 @@ class GlooExchange:
         """See `ExpertExchange.combine`."""
         started = self._clock.begin(MarkCode.EP_COMBINE, layer)
         by_peer = outputs[torch.argsort(dispatched.order)]
-        back: Tensor = _AllToAll.apply(
-            by_peer, dispatched.recv_splits, dispatched.send_splits, self._group
-        )
+        back = _all_to_all(by_peer, dispatched.recv_splits, dispatched.send_splits, self._group)
         self._clock.end_child("ep_combine", MarkCode.EP_COMBINE, started, layer)
         return back

@@ -26,8 +26,8 @@ from tailwatch.processes import (
     spawn,
     wait_until,
 )
-from tailwatch.ring import RingReader, TornRing
 from tailwatch.records import StepRecord, decode
+from tailwatch.ring import RingReader, TornRing
 from tailwatch.runs import RunDirectory, new_run_name
 from tailwatch.trainer.config import TrainerConfig, config_from
 
@@ -81,7 +81,9 @@ def _create(arguments: argparse.Namespace) -> RunDirectory:
 
 def _resume(out: Path | None) -> RunDirectory:
     if out is None or not (out / "manifest.json").is_file():
-        raise UsageError("holds no run (no manifest.json), expected --out RUN", source=out or "--resume")
+        raise UsageError(
+            "holds no run (no manifest.json), expected --out RUN", source=out or "--resume"
+        )
     return RunDirectory(out.resolve())
 
 
@@ -123,21 +125,18 @@ class _Local:
     def _start(self) -> list[Process]:
         address = f"127.0.0.1:{free_port()}"
         store = self._python("store", "tailwatch.trainer.launch.store", "--listen", address)
-        wait_until(
-            lambda: "store on" in store.output(), 60, "the store serves", processes=[store]
-        )
+        wait_until(lambda: "store on" in store.output(), 60, "the store serves", processes=[store])
         launchers = []
         for node in self.nodes:
             rings = self.scratch / node
             rings.mkdir()
-            launchers.append(
-                self._python(
-                    f"launcher-{node}", "tailwatch.trainer.launch.node",
-                    "--run", self.run.root, "--node", node, "--store", address,
-                    "--ranks", str(self.ranks), "--nodes", f"1:{len(self.nodes)}",
-                    "--rings", rings, "--doorbell", rings / "doorbell",
-                )  # fmt: skip
-            )
+            launcher = self._python(
+                f"launcher-{node}", "tailwatch.trainer.launch.node",
+                "--run", self.run.root, "--node", node, "--store", address,
+                "--ranks", str(self.ranks), "--nodes", f"1:{len(self.nodes)}",
+                "--rings", rings, "--doorbell", rings / "doorbell",
+            )  # fmt: skip
+            launchers.append(launcher)
         print(f"run {self.run.root}", flush=True)
         return launchers
 

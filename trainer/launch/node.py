@@ -70,7 +70,7 @@ class NodeLauncher(LocalElasticAgent):
         self._initialize_workers(group)
         while True:
             time.sleep(group.spec.monitor_interval)
-            result = self._monitor_workers(group)
+            result: RunResult = self._monitor_workers(group)
             group.state = result.state
             if result.state == WorkerState.SUCCEEDED:
                 return result

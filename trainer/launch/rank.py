@@ -166,9 +166,7 @@ class _Attempt:
     def train(self) -> str:
         """Restore, say so, and train to an outcome."""
         claim = self.claim
-        checkpoints = CheckpointStore(
-            self.run, keep=self.config.checkpoint_keep, emit=self.emit
-        )
+        checkpoints = CheckpointStore(self.run, keep=self.config.checkpoint_keep, emit=self.emit)
         self.emit("start" if claim.attempt == 1 else "restart", None, {"world": self.world_size})
         restored = checkpoints.load(self.state.tensors())
         if restored is not None:

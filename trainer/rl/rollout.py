@@ -33,9 +33,7 @@ class RolloutEngine:
         self.version = -1
         targets = dict(copy.named_parameters())
         own = dict(policy.named_parameters())
-        self._replicated = [
-            (targets[name], own[name]) for name in own if ".experts." not in name
-        ]
+        self._replicated = [(targets[name], own[name]) for name in own if ".experts." not in name]
         # The same expert slots on every rank, in the same order, whatever experts it owns.
         owned = policy.moe_layers()[0].owned
         slots = [

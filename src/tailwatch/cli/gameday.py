@@ -42,9 +42,7 @@ def run(
     """
     from tailwatch.demo.run import run_plan
 
-    status = run_plan(
-        plan=plan, out=out, only=only, control=control, json_output=json_output
-    )
+    status = run_plan(plan=plan, out=out, only=only, control=control, json_output=json_output)
     raise typer.Exit(status)
 
 

@@ -1,1 +1,1 @@
-"""The demo: a whole game day on one machine. Together with `cli` the only part that sees all rooms."""
+"""A whole game day on one machine; with `cli` the only part that sees all rooms."""

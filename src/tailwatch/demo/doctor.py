@@ -73,9 +73,7 @@ def treat(run: Path) -> Treatment:
     for path in map(Path, driver.scratch):
         if path.exists():
             reason = remove_scratch(path, driver.token)
-            (treatment.failed if reason else treatment.scratch_removed).append(
-                reason or str(path)
-            )
+            (treatment.failed if reason else treatment.scratch_removed).append(reason or str(path))
     return treatment
 
 

@@ -1,4 +1,4 @@
-"""Who drives a run on this machine: written down, so that others can tell a dead run from a live one.
+"""Who drives a run on this machine, so that others can tell a dead run from a live one.
 
 Contract: `driver.json` in the run directory names the driver process, the token that all processes
 of the run carry, and the scratch directories; it is there before anything is started.

@@ -40,9 +40,7 @@ TMPFS = Path("/dev/shm")
 
 def run_demo(*, out: Path | None, only: str | None, control: str | None, json_output: bool) -> int:
     """Run the built-in plan; see `run_plan`."""
-    return run_plan(
-        plan=DEMO_PLAN, out=out, only=only, control=control, json_output=json_output
-    )
+    return run_plan(plan=DEMO_PLAN, out=out, only=only, control=control, json_output=json_output)
 
 
 def run_plan(

@@ -71,9 +71,7 @@ class Stack:
         """Start everything, each part when what it needs is ready; raises StartError."""
         self._progress("starting the webhook receiver and Alertmanager")
         directory = self.run.root
-        self._receiver = start_receiver(
-            self._webhook, directory=self.run.logs, token=self._token
-        )
+        self._receiver = start_receiver(self._webhook, directory=self.run.logs, token=self._token)
         self._watching.append(self._receiver.process)
         self._alertmanager = AlertmanagerServer(
             directory / "alertmanager",
@@ -158,9 +156,7 @@ class Stack:
 
     def _start_store(self) -> None:
         self._store = f"127.0.0.1:{free_port()}"
-        process = self._python(
-            "store", "tailwatch.trainer.launch.store", "--listen", self._store
-        )
+        process = self._python("store", "tailwatch.trainer.launch.store", "--listen", self._store)
         wait_until(
             lambda: "store on" in process.output(),
             START_SECONDS, "the rendezvous store serves", processes=[process],

@@ -78,8 +78,8 @@ class Guard:
         """Tell the guard that all is undone, wait until it has looked, and return its exit status.
 
         0: no process with the token and no scratch was left. 1: something was, and is gone now.
-        5: something could not be killed or removed, or not within 15 s. Negative: the guard itself had been killed.
-        What and which stands in `logs/guard.log`.
+        5: something could not be killed or removed, or not within 15 s. Negative: the guard itself
+        had been killed. What and which stands in `logs/guard.log`.
         """
         assert self._popen.stdin is not None
         try:

@@ -1,12 +1,12 @@
 """The rank's end of a ring.
 
-Cost: `mark` about 0.5 us, `append` about 2 us plus one non-blocking datagram; no lock, no fsync, no
-allocation that grows. Never raises in the hot path because of a reader: the doorbell is a hint.
+Cost: `mark` about 0.5 us, `append` about 2 us plus one non-blocking datagram (about 5 us), with warm
+caches; no lock, no fsync, no allocation that grows. Never raises in the hot path because of a
+reader: the doorbell is a hint.
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import socket
@@ -29,6 +29,9 @@ from tailwatch.ring.layout import (
     record_checksum,
     ring_name,
 )
+
+
+_SILENT_NS = 200_000_000
 
 
 class RingWriter:
@@ -59,7 +62,8 @@ class RingWriter:
         try:
             # Take the space now: a tmpfs that fills up later would be a SIGBUS in the hot path.
             os.posix_fallocate(fd, 0, size)
-            self._map = mmap.mmap(fd, size)
+            # And its pages, or each first touch of one would be a fault in a step.
+            self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         finally:
             os.close(fd)
         identity = msgspec.msgpack.encode({"run": run, "node": node})
@@ -79,8 +83,8 @@ class RingWriter:
         self._records = 0
         self._step = 0
         self._doorbell = str(doorbell) if doorbell is not None else None
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
+        self._socket: socket.socket | None = None
+        self._silent_until_ns = 0
 
     def begin_step(self, step: int) -> None:
         """Name the step that the following marks belong to."""
@@ -108,11 +112,31 @@ class RingWriter:
         checksum = record_checksum(payload, self._records)
         RECORD_HEADER.pack_into(self._map, offset, len(payload), checksum, self._records)
         if self._doorbell is not None:
-            # Queue full, agent dead, agent not yet there: all the same, it reads the ring.
-            with contextlib.suppress(OSError):
-                self._socket.sendto(b"\x01", self._doorbell)
+            self._ring_doorbell(self._doorbell)
+
+    def _ring_doorbell(self, path: str) -> None:
+        # Queue full, agent dead, agent not yet there: all the same, it reads the ring by itself.
+        # While nobody answers it is tried a few times a second and not in every step.
+        if time.monotonic_ns() < self._silent_until_ns:
+            return
+        try:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._socket.setblocking(False)
+                self._socket.connect(path)
+            self._socket.send(b"\x01")
+        except BlockingIOError:
+            self._silent_until_ns = time.monotonic_ns() + _SILENT_NS
+        except OSError:
+            self._silent_until_ns = time.monotonic_ns() + _SILENT_NS
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     def close(self) -> None:
         """Unmap; the file stays for the agent to drain."""
         self._map.close()
-        self._socket.close()
+        self._hang_up()
