@@ -77,7 +77,7 @@ class Step:
             out: torch.Tensor = torch.tanh(self.model[number](hidden))
             return out
         if number == 7:
-            hidden.square().mean().backward()  # type: ignore[no-untyped-call]
+            hidden.square().mean().backward()
         else:
             self.optimizer.step()
             self.optimizer.zero_grad()

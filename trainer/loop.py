@@ -1,8 +1,9 @@
 """The training loop of one rank: supervised steps, then GRPO, orders at each boundary.
 
 Contract: a step is one optimizer update, numbered from 1; a checkpoint named N holds the state
-after step N and is only taken at the end of an iteration, so a restart never needs an old rollout. At
-equal world size a step computed again gives the same loss to the last digit.
+after step N and is only taken at the end of an iteration, so a restart never needs an old rollout;
+the last step of a run always has one. At equal world size a step computed again gives the same loss
+to the last digit.
 
 Left out on purpose: gradient clipping (its norm would need one more collective over experts) and a
 reference model (no KL term in the default loss).
@@ -190,7 +191,11 @@ class Trainer:
         ending = [order for order in new if order.kind in ("leave", "rejoin")]
         length = 1 if sft else self.config.updates
         every = self.config.checkpoint_every
-        due = bool(new) or state.step // every > (state.step - length) // every
+        due = (
+            any(order.kind != "fault" for order in new)
+            or state.step // every > (state.step - length) // every
+            or state.step >= self.config.max_steps
+        )
         if last and due:
             with recorder.phase("checkpoint"):
                 self._save()

@@ -1,4 +1,4 @@
-"""The alert rules in promtool: each fires when it should, and no other time, and a weaker one fails."""
+"""The alert rules in promtool: each fires when it should only, and a weaker rule is noticed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_weaker_rule_is_noticed(tmp_path: Path, name: str, what: str, mutant: Al
     assert checked.returncode == 0, checked.stderr
     done = run_cases(tmp_path, name)
     assert done.returncode != 0
-    assert f"alertname: {name}" in done.stderr + done.stdout or name in done.stderr + done.stdout
+    assert name in done.stdout + done.stderr
 
 
 def test_every_threshold_is_weakened_once() -> None:
@@ -103,7 +103,7 @@ def _rules(path: Path) -> list[dict[str, str]]:
 
 
 def test_every_alert_is_complete() -> None:
-    """Severity, team, summary without values, description, and a runbook that exists and is short."""
+    """Severity, team, a summary without values, and a short runbook that exists."""
     for name, alert in ALERTS.items():
         assert alert.severity in {"critical", "warning", "info", "none"}, name
         assert alert.team in {"training", "platform"}, name

@@ -62,7 +62,7 @@ def test_expositions_and_catalogue_agree(tmp_path: Path) -> None:
 def test_rules_name_only_what_the_catalogue_holds() -> None:
     """Every metric in an expression is in the catalogue, or recorded by a rule above it."""
     found = rules()
-    recorded = set()
+    recorded: set[str] = set()
     expressions = []
     for recording in found.recordings:
         expressions.append((recording.expr, set(recorded)))

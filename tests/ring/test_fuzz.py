@@ -21,7 +21,8 @@ def test_every_record_is_returned_or_counted(slots: int, actions: list[int | str
     with tempfile.TemporaryDirectory() as directory:
         writer = ring(Path(directory), mark_slots=1, record_slots=slots)
         reader = RingReader(writer.path)
-        written, seen = 0, []
+        written = 0
+        seen: list[int] = []
         for action in [*actions, "read"]:
             if isinstance(action, int):
                 for _ in range(action):

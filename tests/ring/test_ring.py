@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -236,3 +237,36 @@ def test_doorbell_that_nobody_has_costs_nothing(tmp_path: Path) -> None:
         writer = ring(tmp_path, doorbell=tmp_path / name)
         writer.append(b"1")
         assert RingReader(writer.path).read_records() == [b"1"]
+
+
+def test_doorbell_is_rung_again_after_the_agent_came_back(tmp_path: Path) -> None:
+    """A writer rings whoever owns the path now, before, between and after two owners."""
+    path = tmp_path / "bell"
+    writer = ring(tmp_path, doorbell=path)
+    writer.append(b"nobody")
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as owner:
+            owner.bind(str(path))
+            owner.settimeout(0.05)
+            for attempt in range(200):
+                writer.append(f"{attempt}".encode())
+                try:
+                    assert owner.recv(16) == b"\x01"
+                    break
+                except TimeoutError:
+                    continue
+            else:
+                pytest.fail("never rung")
+        path.unlink()
+        writer.append(b"nobody")
+
+
+def test_full_doorbell_queue_costs_nothing(tmp_path: Path) -> None:
+    """An owner that never listens does not hold the writer, and the ring has every record."""
+    path = tmp_path / "bell"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as owner:
+        owner.bind(str(path))
+        writer = ring(tmp_path, doorbell=path)
+        reader = RingReader(writer.path)
+        append(writer, 1, 200)
+        assert numbers(reader.read_records()) == list(range(1, 201))

@@ -51,7 +51,8 @@ def test_eight_writers_and_a_reader(tmp_path: Path) -> None:
                 reader.last_mark()
     finally:
         for writer in writers:
-            writer.kill() if writer.poll() is None and time.monotonic() > deadline else None
+            if time.monotonic() > deadline:
+                writer.kill()
             assert writer.wait(timeout=60) == 0
     for rank, reader in readers.items():
         assert seen[rank] == sorted(set(seen[rank]))

@@ -3,6 +3,6 @@
 Public face for chaos and poc: the exit codes of a rank and the names of the processes' modules.
 """
 
-from tailwatch.trainer.launch.codes import LEFT, REFORM
+from tailwatch.trainer.launch.codes import HOPELESS, LEFT, REFORM
 
-__all__ = ["LEFT", "REFORM"]
+__all__ = ["HOPELESS", "LEFT", "REFORM"]

@@ -4,3 +4,5 @@
 REFORM = 75
 # This node was ordered to leave: do not come back.
 LEFT = 76
+# No restart can help, for example when no valid checkpoint is left.
+HOPELESS = 77

@@ -18,6 +18,7 @@ import msgspec
 
 from tailwatch.errors import UsageError
 from tailwatch.processes import (
+    Guard,
     Process,
     free_port,
     kill_for_sure,
@@ -99,6 +100,13 @@ class _Local:
 
     def train(self) -> int:
         """Start everything, follow it, end everything."""
+        guard = Guard.start(
+            run=self.run.root,
+            token=self.token,
+            ledger=self.run.evidence / "ledger.jsonl",
+            scratch=[self.scratch],
+            then=[sys.executable, "-c", ""],
+        )
         make_scratch(self.scratch, self.token)
         try:
             launchers = self._start()
@@ -112,6 +120,7 @@ class _Local:
         finally:
             kill_for_sure(self.token)
             remove_scratch(self.scratch, self.token)
+            guard.release()
 
     def _python(self, name: str, module: str, *arguments: str | Path) -> Process:
         return spawn(

@@ -15,6 +15,7 @@ public `shutdown` closes the rendezvous for the nodes that stay.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -40,7 +41,7 @@ from tailwatch.control import Order
 from tailwatch.records import Event
 from tailwatch.runs import RunDirectory
 from tailwatch.trainer.config import TrainerConfig, config_from
-from tailwatch.trainer.launch.codes import LEFT, REFORM
+from tailwatch.trainer.launch.codes import HOPELESS, LEFT, REFORM
 from tailwatch.trainer.launch.rank import LEAVE_SECONDS, RankPlace, run_rank, submit_leave
 
 MAX_RESTARTS = 100
@@ -78,6 +79,9 @@ class NodeLauncher(LocalElasticAgent):
                 codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
                 if LEFT in codes.values() or self._leave_by is not None:
                     return self._left()
+                if HOPELESS in codes.values():
+                    self._report_failure(codes)
+                    return result
                 if set(codes.values()) != {REFORM}:
                     self._report_failure(codes)
                     if self._remaining_restarts == 0:
@@ -204,6 +208,9 @@ def main(argv: list[str]) -> int:
     config = config_from(msgspec.json.decode(manifest.read_bytes())["trainer"], str(manifest))
     # Making an optimizer imports a third of torch (1.5 s); ranks forked from here have it already.
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
+    # What is there now stays; a full collection in a rank would only walk through torch.
+    gc.collect()
+    gc.freeze()
     launcher = build_launcher(
         place, config, store=arguments.store, ranks=arguments.ranks, nodes=arguments.nodes
     )

@@ -21,15 +21,16 @@ import torch.distributed as dist
 
 from tailwatch import control
 from tailwatch.control import Order
+from tailwatch.errors import UsageError
 from tailwatch.files import write_durably
 from tailwatch.processes import die_with_parent, start_ticks
 from tailwatch.records import EventKind
 from tailwatch.ring import RingWriter
 from tailwatch.runs import Attempt, RankProcess, RunDirectory
-from tailwatch.trainer.checkpoint import CheckpointStore
+from tailwatch.trainer.checkpoint import CheckpointStore, NothingToRestore
 from tailwatch.trainer.config import TrainerConfig
 from tailwatch.trainer.ep import GlooExchange
-from tailwatch.trainer.launch.codes import LEFT, REFORM
+from tailwatch.trainer.launch.codes import HOPELESS, LEFT, REFORM
 from tailwatch.trainer.loop import Trainer
 from tailwatch.trainer.orders import RankOrders
 from tailwatch.trainer.recorder import StepRecorder
@@ -55,7 +56,11 @@ def run_rank(place: RankPlace, config: TrainerConfig) -> None:
     _leave_on_sigterm(place, run)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    outcome = _Attempt(place, config, run).train()
+    try:
+        outcome = _Attempt(place, config, run).train()
+    except (NothingToRestore, UsageError) as error:
+        print(f"rank {dist.get_rank()}: {error}", file=sys.stderr, flush=True)
+        os._exit(HOPELESS)
     if outcome == "finished":
         dist.destroy_process_group()
         sys.exit(0)

@@ -1,7 +1,7 @@
 """The rank's end of a ring.
 
-Cost: `mark` about 0.5 us, `append` about 2 us plus one non-blocking datagram (about 5 us), with warm
-caches; no lock, no fsync, no allocation that grows. Never raises in the hot path because of a
+Cost, with warm caches: `mark` about 0.5 us, `append` about 2 us plus one non-blocking datagram of
+about 5 us; no lock, no fsync, no allocation that grows. Never raises in the hot path because of a
 reader: the doorbell is a hint.
 """
 
@@ -29,7 +29,6 @@ from tailwatch.ring.layout import (
     record_checksum,
     ring_name,
 )
-
 
 _SILENT_NS = 200_000_000
 
