@@ -42,7 +42,7 @@ soak: ## the long proofs
 
 bench: ## what watching costs a step
 	$(SETUP) --tools-optional
-	@$(BIN)/python bench/step_cost.py $(ARGS)
+	@$(BIN)/python bench/instrumentation.py $(ARGS)
 
 lock: ## pin the dependencies again (ARGS=--upgrade for newer ones)
 	$(SETUP) --tools-optional
