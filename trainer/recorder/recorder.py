@@ -1,24 +1,52 @@
 """The recorder of one rank.
 
-Contract: `step` is open from `begin_step` to `end_step`; inside it phases are exclusive and
+Contract: a step is open from `begin_step` to `end_step`; inside it phases are exclusive and
 children lie inside a phase. What no phase covers is `unaccounted`. The recorder never blocks and
 never raises because of a reader.
 
-Cost: two marks (about 0.5 us each) a phase or child, and one encoded record a step.
+Cost: two marks (about 0.5 us each) a phase or child, and one encoded record a step. After a
+training step the caches are cold, and what is touched costs more than what is computed: phases are
+made once, the record is one object that is filled anew, and peak memory is read now and then.
 """
 
 from __future__ import annotations
 
-import contextlib
 import resource
 import time
-from collections.abc import Iterator
+from types import TracebackType
 
-from tailwatch.records import Event, EventKind, Stage, StepRecord, encode
+from tailwatch.records import PHASES, Event, EventKind, Stage, StepRecord, encode
 from tailwatch.ring import MarkCode, RingWriter
 from tailwatch.ring.layout import END
 
-_CODES = {code.name.lower(): code for code in MarkCode}
+# Peak memory only grows: reading it in every step would cost more than it says.
+_MEMORY_EVERY = 64
+_STEP = int(MarkCode.STEP)
+_STEP_END = _STEP | END
+
+
+class Phase:
+    """An exclusive part of a step, as a context; may be entered again in the same step."""
+
+    __slots__ = ("_code", "_end", "_mark", "_started", "length_ns")
+
+    def __init__(self, ring: RingWriter, code: MarkCode) -> None:
+        self._mark = ring.mark
+        self._code = int(code)
+        self._end = int(code) | END
+        self._started = 0
+        self.length_ns = 0
+
+    def __enter__(self) -> None:
+        self._started = self._mark(self._code)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.length_ns += self._mark(self._end) - self._started
 
 
 class StepRecorder:
@@ -42,39 +70,39 @@ class StepRecorder:
         first_expert: int,
     ) -> None:
         self._ring = ring
-        self._run = run
-        self._attempt = attempt
-        self._rank = rank
-        self._world_size = world_size
-        self._node = node
-        self._configuration = configuration
-        self._first_expert = first_expert
-        self._phases: dict[str, int] = {}
-        self._children: dict[str, int] = {}
-        self._waits: dict[str, int] = {}
-        self._step = 0
-        self._iteration = 0
-        self._stage: Stage = "sft"
-        self._start_ns = self._start_mono_ns = 0
+        self._phases = {
+            name: Phase(ring, MarkCode[name.upper()]) for name in PHASES if name != "unaccounted"
+        }
+        self._record = StepRecord(
+            run=run,
+            attempt=attempt,
+            step=0,
+            iteration=0,
+            rank=rank,
+            node=node,
+            world_size=world_size,
+            configuration=configuration,
+            stage="sft",
+            start_ns=0,
+            start_mono_ns=0,
+            duration_ns=0,
+            phases_ns={},
+            first_expert=first_expert,
+        )
+        self._steps = 0
 
     def begin_step(self, step: int, iteration: int, stage: Stage) -> None:
         """Open a step."""
-        self._step, self._iteration, self._stage = step, iteration, stage
-        self._phases, self._children, self._waits = {}, {}, {}
+        record = self._record
+        record.step, record.iteration, record.stage = step, iteration, stage
+        record.children_ns, record.waits_ns = {}, {}
         self._ring.begin_step(step)
-        self._start_ns = time.time_ns()
-        self._start_mono_ns = self._ring.mark(MarkCode.STEP)
+        record.start_ns = time.time_ns()
+        record.start_mono_ns = self._ring.mark(_STEP)
 
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Account the time inside to an exclusive phase; a phase may be entered again."""
-        code = _CODES[name]
-        started = self._ring.mark(code)
-        try:
-            yield
-        finally:
-            ended = self._ring.mark(code | END)
-            self._phases[name] = self._phases.get(name, 0) + ended - started
+    def phase(self, name: str) -> Phase:
+        """Return the context that accounts the time inside it to an exclusive phase."""
+        return self._phases[name]
 
     def begin(self, code: MarkCode, argument: int = 0) -> int:
         """Leave a mark and return its monotonic time in ns."""
@@ -83,12 +111,14 @@ class StepRecorder:
     def end_child(self, name: str, code: MarkCode, started_ns: int, argument: int = 0) -> int:
         """Close a child of the current phase and return its length in ns."""
         length = self._ring.mark(code | END, argument) - started_ns
-        self._children[name] = self._children.get(name, 0) + length
+        children = self._record.children_ns
+        children[name] = children.get(name, 0) + length
         return length
 
     def add_wait(self, group: str, waited_ns: int) -> None:
         """Add time this rank spent waiting for its peers in a group."""
-        self._waits[group] = self._waits.get(group, 0) + waited_ns
+        waits = self._record.waits_ns
+        waits[group] = waits.get(group, 0) + waited_ns
 
     def end_step(
         self,
@@ -102,55 +132,47 @@ class StepRecorder:
         loss: float,
         reward: float | None,
         warmup: bool,
-    ) -> StepRecord:
-        """Close the step, append its record and return it."""
-        duration = self._ring.mark(MarkCode.STEP | END) - self._start_mono_ns
-        phases = self._phases
-        phases["unaccounted"] = max(duration - sum(phases.values()), 0)
-        record = StepRecord(
-            run=self._run,
-            attempt=self._attempt,
-            step=self._step,
-            iteration=self._iteration,
-            rank=self._rank,
-            node=self._node,
-            world_size=self._world_size,
-            configuration=self._configuration,
-            stage=self._stage,
-            start_ns=self._start_ns,
-            start_mono_ns=self._start_mono_ns,
-            duration_ns=duration,
-            phases_ns=phases,
-            children_ns=self._children,
-            waits_ns=self._waits,
-            tokens=tokens,
-            rows_to=rows_to,
-            rows_from=rows_from,
-            first_expert=self._first_expert,
-            expert_tokens=expert_tokens,
-            policy_version=policy_version,
-            staleness=staleness,
-            loss=loss,
-            reward=reward,
-            peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            warmup=warmup,
-        )
+    ) -> None:
+        """Close the step and append its record."""
+        record = self._record
+        duration = self._ring.mark(_STEP_END) - record.start_mono_ns
+        record.duration_ns = duration
+        phases: dict[str, int] = {}
+        rest = duration
+        for name, phase in self._phases.items():
+            length = phase.length_ns
+            if length:
+                phases[name] = length
+                rest -= length
+                phase.length_ns = 0
+        phases["unaccounted"] = max(rest, 0)
+        record.phases_ns = phases
+        record.tokens = tokens
+        record.rows_to, record.rows_from = rows_to, rows_from
+        record.expert_tokens = expert_tokens
+        record.policy_version, record.staleness = policy_version, staleness
+        record.loss, record.reward = loss, reward
+        record.warmup = warmup
+        if self._steps % _MEMORY_EVERY == 0:
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            record.peak_memory_bytes = usage.ru_maxrss * 1024
+        self._steps += 1
         self._ring.append(encode(record))
-        return record
 
     def event(
         self, kind: EventKind, *, step: int | None = None, detail: dict[str, object] | None = None
     ) -> Event:
         """Append an event of this rank to the ring and return it."""
+        record = self._record
         event = Event(
-            run=self._run,
-            attempt=self._attempt,
+            run=record.run,
+            attempt=record.attempt,
             time_ns=time.time_ns(),
             kind=kind,
-            source=f"rank{self._rank}",
+            source=f"rank{record.rank}",
             step=step,
-            rank=self._rank,
-            node=self._node,
+            rank=record.rank,
+            node=record.node,
             detail=detail or {},
         )
         self._ring.append(encode(event))
