@@ -1,25 +1,34 @@
-"""The small HTTP server of an agent: serves what was rendered before, computes nothing.
+"""The small HTTP server of an agent: serves what was added up before, asks nobody.
 
-Contract: `/metrics` is the bytes last published, `/-/ready` says whether there are any,
-`/-/healthy` whether they are fresh. Bytes older than `stale_seconds` are not served (503 with their
+Contract: `/metrics` is what was last published, as Prometheus text or, where the client prefers it,
+as OpenMetrics; `/-/ready` says whether there is any and what the agent says of its sources,
+`/-/healthy` whether it is fresh. What is older than `stale_seconds` is not served (503 with its
 age), so an agent whose loop stands still is seen as down and not as calm. Further paths come from
-the agent.
-One daemon thread a connection; none outlives the process.
+the agent. One daemon thread a connection, at most `MOST_CONNECTIONS`; none outlives the process.
 
-Cost: a GET of /metrics is one write; nothing is rendered in it.
+Cost: a snapshot becomes text at its first GET, about 1 us a sample; each other GET is one write.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from tailwatch.agents.web import WebConfig, WebSettings, san_allowed
 from tailwatch.errors import UsageError
-from tailwatch.exposition import CONTENT_TYPE
+from tailwatch.exposition import CONTENT_TYPE, OPENMETRICS_TYPE, Snapshot
+
+MOST_CONNECTIONS = 64
+_HANDSHAKE_SECONDS = 10.0
 
 
 class Reply(NamedTuple):
@@ -34,25 +43,67 @@ class Reply(NamedTuple):
 Route = Callable[[dict[str, str]], Reply]
 
 
+class _Published:
+    """What was published, and when; text is made of it once and when it is asked for."""
+
+    def __init__(self, snapshot: bytes | Snapshot) -> None:
+        self.at = time.monotonic()
+        self._snapshot = snapshot
+        self._lock = threading.Lock()
+
+    def text(self, openmetrics: bool) -> Reply:
+        snapshot = self._snapshot
+        if isinstance(snapshot, bytes):
+            return Reply(200, snapshot, CONTENT_TYPE)
+        with self._lock:
+            if openmetrics:
+                return Reply(200, self._openmetrics, OPENMETRICS_TYPE)
+            return Reply(200, self._text, CONTENT_TYPE)
+
+    @functools.cached_property
+    def _text(self) -> bytes:
+        assert isinstance(self._snapshot, Snapshot)
+        return self._snapshot.render()
+
+    @functools.cached_property
+    def _openmetrics(self) -> bytes:
+        assert isinstance(self._snapshot, Snapshot)
+        return self._snapshot.render_openmetrics()
+
+
 class AgentServer:
     """Serves snapshots on `listen` (`host:port`; port 0 takes a free one) until it is closed.
 
-    Raises UsageError when the address cannot be bound.
+    Args:
+        listen: where to serve.
+        routes: paths of the agent's own.
+        stale_seconds: age from which a snapshot is served no longer.
+        ready: whether the agent's sources are fresh, and lines that say more.
+        web_config: file with TLS and users; None serves plain HTTP to everybody.
+
+    Raises UsageError when the address cannot be bound or the file is wrong.
     """
 
     def __init__(
-        self, listen: str, routes: dict[str, Route] | None = None, *, stale_seconds: float = 15.0
+        self,
+        listen: str,
+        routes: dict[str, Route] | None = None,
+        *,
+        stale_seconds: float = 15.0,
+        ready: Callable[[], tuple[bool, str]] | None = None,
+        web_config: Path | None = None,
     ) -> None:
         host, port = parse_address(listen, "--listen")
-        self._snapshot = b""
-        self._published = 0.0
+        self._ready_of_agent = ready
+        self._published: _Published | None = None
         self._stale_seconds = stale_seconds
         self._routes: dict[str, Route] = {
-            "/metrics": self._metrics,
+            "/metrics": functools.partial(self._metrics, openmetrics=False),
             "/-/healthy": self._healthy,
             "/-/ready": self._ready,
             **(routes or {}),
         }
+        web = WebConfig(web_config) if web_config else None
         try:
             self._http = _Server((host, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -61,13 +112,14 @@ class AgentServer:
                 source="--listen",
             ) from error
         self._http.routes = self._routes
+        self._http.openmetrics = functools.partial(self._metrics, openmetrics=True)
+        self._http.web = web
         self.address = f"{host}:{self._http.server_address[1]}"
-        threading.Thread(target=self._http.serve_forever, args=(0.1,), daemon=True).start()
+        threading.Thread(target=self._http.serve_forever, args=(0.5,), daemon=True).start()
 
-    def publish(self, snapshot: bytes) -> None:
-        """Serve `snapshot` from now on."""
-        self._snapshot = snapshot
-        self._published = time.monotonic()
+    def publish(self, snapshot: bytes | Snapshot) -> None:
+        """Serve `snapshot` from now on; bytes are Prometheus text."""
+        self._published = _Published(snapshot)
 
     def close(self) -> None:
         """Stop to listen; connections that are open end with the process."""
@@ -75,16 +127,17 @@ class AgentServer:
         self._http.server_close()
 
     def _problem(self) -> str:
-        if not self._published:
+        published = self._published
+        if published is None:
             return "nothing published yet"
-        age = time.monotonic() - self._published
+        age = time.monotonic() - published.at
         return f"snapshot is {age:.1f} s old" if age > self._stale_seconds else ""
 
-    def _metrics(self, _: dict[str, str]) -> Reply:
-        problem = self._problem()
-        if problem:
+    def _metrics(self, _: dict[str, str], *, openmetrics: bool) -> Reply:
+        problem, published = self._problem(), self._published
+        if problem or published is None:
             return Reply(503, f"{problem}\n".encode())
-        return Reply(200, self._snapshot, CONTENT_TYPE)
+        return published.text(openmetrics)
 
     def _healthy(self, _: dict[str, str]) -> Reply:
         problem = self._problem() if self._published else ""
@@ -92,7 +145,10 @@ class AgentServer:
 
     def _ready(self, _: dict[str, str]) -> Reply:
         problem = self._problem()
-        return Reply(503 if problem else 200, f"{problem or 'ok'}\n".encode())
+        if problem or self._ready_of_agent is None:
+            return Reply(503 if problem else 200, f"{problem or 'ok'}\n".encode())
+        ready, text = self._ready_of_agent()
+        return Reply(200 if ready else 503, text.encode())
 
 
 def parse_address(text: str, source: str) -> tuple[str, int]:
@@ -109,32 +165,104 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_port = False
     request_queue_size = 64
     routes: dict[str, Route]
+    openmetrics: Route
+    web: WebConfig | None = None
+
+    def __init__(self, *arguments: Any) -> None:
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Serve one connection, in its own thread; with TLS the handshake comes first."""
+        settings = self.web.settings() if self.web else None
+        if settings is None or settings.context is None:
+            # A file that is wrong may have asked for TLS: then nobody may speak in the clear.
+            if self.web is None or settings is not None:
+                super().finish_request(request, client_address)
+            return
+        request.settimeout(_HANDSHAKE_SECONDS)
+        with contextlib.suppress(OSError):
+            wrapped = settings.context.wrap_socket(request, server_side=True)
+            try:
+                if san_allowed(wrapped.getpeercert(), settings.allowed_sans):
+                    super().finish_request(wrapped, client_address)
+            finally:
+                _end_tls(wrapped)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Stay silent: a client that went away is no news."""
 
 
+def _end_tls(wrapped: ssl.SSLSocket) -> None:
+    with contextlib.suppress(OSError):
+        wrapped.shutdown(socket.SHUT_WR)
+    wrapped.close()
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "tailwatch"
+    sys_version = ""
     timeout = 30
     server: _Server
 
     def do_GET(self) -> None:
-        url = urlsplit(self.path)
-        route = self.server.routes.get(url.path)
-        if route is None:
-            paths = " ".join(self.server.routes)
-            reply = Reply(404, f"no such path; there are {paths}\n".encode())
-        else:
-            reply = route({k: v[-1] for k, v in parse_qs(url.query).items()})
+        settings = WebSettings() if self.server.web is None else self.server.web.settings()
+        reply = self._reply(settings)
         self.send_response(reply.status)
         self.send_header("Content-Type", reply.content_type)
         self.send_header("Content-Length", str(len(reply.body)))
-        for name, value in reply.headers:
+        for name, value in (*reply.headers, *(settings.headers if settings else ())):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(reply.body)
 
+    def _reply(self, settings: WebSettings | None) -> Reply:
+        web = self.server.web
+        if settings is None:
+            return Reply(500, b"the file with TLS and users is wrong\n")
+        if web is not None and settings.users is not None:
+            given = self.headers.get("Authorization", "")
+            if not web.lets_in(settings.users, given):
+                ask = (("WWW-Authenticate", 'Basic realm="tailwatch"'),)
+                return Reply(401, b"expected a user and his password\n", headers=ask)
+        url = urlsplit(self.path)
+        route = self.server.routes.get(url.path)
+        if route is None:
+            paths = " ".join(self.server.routes)
+            return Reply(404, f"no such path; there are {paths}\n".encode())
+        if url.path == "/metrics" and prefers_openmetrics(self.headers.get("Accept", "")):
+            route = self.server.openmetrics
+        return route({k: v[-1] for k, v in parse_qs(url.query).items()})
+
     def log_message(self, format: str, *args: object) -> None:
         """Stay silent: every scrape would be a line."""
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """Whether an Accept header likes OpenMetrics 1.0 better than plain text.
+
+    >>> prefers_openmetrics("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.3")
+    True
+    """
+    best = {"application/openmetrics-text": 0.0, "text/plain": 0.0}
+    for entry in accept.split(","):
+        kind, *parameters = (part.strip() for part in entry.split(";"))
+        named = dict(p.partition("=")[::2] for p in parameters)
+        if kind not in best or not named.get("version", "1.0.0").startswith(("0.0.4", "1.0")):
+            continue
+        with contextlib.suppress(ValueError):
+            best[kind] = max(best[kind], float(named.get("q", "1")))
+    return best["application/openmetrics-text"] > best["text/plain"]

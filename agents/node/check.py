@@ -13,12 +13,19 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from tailwatch.records import Record, StepRecord, decode
+from tailwatch.records import CHILDREN, PHASES, Record, StepRecord, decode
 
 Reason = Literal["unreadable", "identity", "value"]
 
 # 11 days in nanoseconds: longer than any step, and far below what a float sums exactly.
 _LONGEST_NS = 10**15
+# What becomes a label value, here or in the job agent, comes from a closed set or is short.
+_LONGEST_NAME = 128
+_MOST_GROUPS = 16
+
+
+_PHASES = frozenset(PHASES)
+_CHILDREN = frozenset(CHILDREN)
 
 
 class Identity(Protocol):
@@ -46,6 +53,16 @@ def check(payload: bytes, ring: Identity, node: str) -> Record | Reason:
     return record if _plausible(record) else "value"
 
 
+def _named_well(record: StepRecord) -> bool:
+    names = (record.configuration, record.role, *record.waits_ns)
+    return (
+        record.phases_ns.keys() <= _PHASES
+        and record.children_ns.keys() <= _CHILDREN
+        and len(record.waits_ns) <= _MOST_GROUPS
+        and all(len(name) <= _LONGEST_NAME and name.isprintable() for name in names)
+    )
+
+
 def _plausible(record: StepRecord) -> bool:
     times = (record.duration_ns, *record.phases_ns.values(), *record.waits_ns.values())
     counts = (record.step, record.iteration, record.peak_memory_bytes, *record.expert_tokens)
@@ -54,4 +71,5 @@ def _plausible(record: StepRecord) -> bool:
         and all(0 <= n < 1 << 63 for n in counts)
         and 0 < record.start_ns < 1 << 63
         and 0 <= record.first_expert < 1 << 20
+        and _named_well(record)
     )

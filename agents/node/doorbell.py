@@ -16,6 +16,8 @@ from pathlib import Path
 from tailwatch.errors import UsageError
 
 _RECEIVE_BYTES = 1 << 20
+# More than the queue holds; whoever rings without end must not keep the agent at the door.
+_MOST_RINGS = 4096
 # sockaddr_un holds 108 bytes with the final NUL; ranks with a longer path would ring in vain.
 _LONGEST_PATH = 107
 _QUEUE_LENGTH = Path("/proc/sys/net/unix/max_dgram_qlen")
@@ -61,8 +63,8 @@ class Doorbell:
             return False
         time.sleep(gather)
         with contextlib.suppress(BlockingIOError):
-            while self._socket.recv(16):
-                pass
+            for _ in range(_MOST_RINGS):
+                self._socket.recv(16)
         return True
 
     def close(self) -> None:

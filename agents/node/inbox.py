@@ -18,12 +18,24 @@ from pathlib import Path
 import msgspec
 
 from tailwatch.agents.node.check import Reason, check
+from tailwatch.agents.node.senders import (
+    MOST_SENDERS,
+    Allowance,
+    Claims,
+    Listing,
+    OpenRing,
+    superseded,
+)
 from tailwatch.agents.service import log
 from tailwatch.records import Record
-from tailwatch.ring import RingReader, TornRing, ring_name
+from tailwatch.ring import TornRing, ring_name
 from tailwatch.steplog import StepLog, payloads
 
 REMOVE_SECONDS = 30.0
+# Broken rings are named one by one up to here; a pod can make any number of them.
+MOST_NAMED = 32
+_LONGEST_NAME = 160
+_LOGGED_A_MINUTE = 20
 
 
 class _Origin(msgspec.Struct):
@@ -35,28 +47,6 @@ class _Origin(msgspec.Struct):
 
 
 _origin = msgspec.msgpack.Decoder(_Origin).decode
-
-
-class OpenRing:
-    """A ring that is being read."""
-
-    def __init__(self, path: Path) -> None:
-        self.reader = RingReader(path)
-        self.inode = path.stat().st_ino
-        self.quiet_from = time.monotonic()
-        self.superseded_since: float | None = None
-        self.lost_before = 0
-        self.first_read = True
-
-    def quiet_since(self, moment: float) -> bool:
-        """Whether it has been superseded and empty since `moment` (monotonic seconds)."""
-        since = self.superseded_since
-        return since is not None and max(since, self.quiet_from) <= moment
-
-    @property
-    def lost(self) -> int:
-        """Records that nobody will ever read."""
-        return self.reader.lost - self.lost_before
 
 
 class Logged:
@@ -96,8 +86,10 @@ class RingInbox:
         on_record: called for each record as it is logged, with its ring.
 
     Attributes:
-        rings: the rings being read, by file name.
-        broken: what is wrong with files that are no rings, by file name.
+        rings: the rings being read, by sender and file name.
+        broken: what is wrong with files that are no rings or not believed, likewise; the first few.
+        unnamed: how many more of those there are.
+        refused: files over the most that a sender may have, and senders over the most there may be.
         records, lost, rejected: counts since this process started.
     """
 
@@ -114,10 +106,18 @@ class RingInbox:
         self._directory = directory
         self._node = node
         self._on_record = on_record
-        self._logged = Logged(log_path, {path.name for path in directory.glob("*.ring")})
+        paths = Listing(directory).paths
+        self._there_at_start = frozenset(paths)
+        self._logged = Logged(log_path, {path.name for path in paths.values()})
         self.log = StepLog(log_path)
         self.rings: dict[str, OpenRing] = {}
         self.broken: dict[str, str] = {}
+        self.unnamed = 0
+        self.refused = 0
+        self._claims = Claims(log_path.with_suffix(".claims"))
+        self._allowances: dict[str, Allowance] = {}
+        self._log_from = 0.0
+        self._log_left = 0
         self.records = 0
         self._lost_closed = 0
         self.rejected: dict[Reason, int] = {"unreadable": 0, "identity": 0, "value": 0}
@@ -130,39 +130,68 @@ class RingInbox:
 
     def scan(self) -> None:
         """Open rings that are new, let go of those that are gone, remove those that are done."""
-        present = {path.name: path for path in self._directory.glob("*.ring")}
+        listing = Listing(self._directory)
+        present = listing.paths
+        self.refused = listing.refused
+        self.unnamed = 0
         for name in [n for n in self.broken if n not in present]:
             del self.broken[name]
-        for name, path in sorted(present.items()):
-            try:
-                known = self.rings.get(name)
-                if known is not None and known.inode != path.stat().st_ino:
-                    self._let_go(name)
-                if name not in self.rings:
-                    self.rings[name] = OpenRing(path)
-                    self.broken.pop(name, None)
-            except FileNotFoundError:
-                continue
-            except (TornRing, OSError) as error:
-                self._note_broken(name, str(error))
         gone = [name for name in self.rings if name not in present]
         if gone:
             self.drain()
         for name in gone:
             self._let_go(name)
+        fresh: dict[str, OpenRing] = {}
+        for name, path in present.items():
+            try:
+                known = self.rings.get(name)
+                if known is not None and known.inode != path.stat().st_ino:
+                    self._let_go(name)
+                if name not in self.rings:
+                    fresh[name] = self._open(name, path)
+            except FileNotFoundError:
+                continue
+            except (TornRing, OSError) as error:
+                self._note_broken(name, str(error))
+        self._take_up(fresh)
         self._remove_superseded()
+
+    def _open(self, name: str, path: Path) -> OpenRing:
+        sender = name.rpartition("/")[0]
+        return OpenRing(path, sender, self._allowances.setdefault(sender, Allowance()))
+
+    def _take_up(self, fresh: dict[str, OpenRing]) -> None:
+        """Begin to read new rings, but for those that speak for somebody else's rank."""
+        if not fresh:
+            return
+        refused = self._claims.add_all(fresh)
+        for name, ring in fresh.items():
+            if name in refused:
+                ring.reader.close()
+                self._note_broken(name, refused[name])
+            else:
+                self.rings[name] = ring
+                self.broken.pop(name, None)
+        if len(self._allowances) > 2 * MOST_SENDERS:
+            senders = {ring.sender for ring in self.rings.values()}
+            self._allowances = {s: a for s, a in self._allowances.items() if s in senders}
 
     def drain(self) -> int:
         """Log what is new and return how many records that was; raise OSError if it cannot be."""
         self._write()
         for name, ring in list(self.rings.items()):
             try:
-                numbered = ring.reader.read_numbered()
+                numbered = ring.read()
             except OSError as error:
                 self._note_broken(name, str(error))
                 continue
+            if numbered is None:
+                continue
             if ring.first_read:
-                numbered = self._unlogged(name, ring, numbered)
+                self._account(ring, numbered)
+            # A ring longer than one sender's share is read in several goes, so all are looked at.
+            if name in self._there_at_start:
+                numbered = [n for n in numbered if not self._logged.holds(n[1])]
             for _, payload in numbered:
                 found = check(payload, ring.reader, self._node)
                 if isinstance(found, str):
@@ -173,18 +202,15 @@ class RingInbox:
                 ring.quiet_from = time.monotonic()
         return self._write()
 
-    def _unlogged(
-        self, name: str, ring: OpenRing, numbered: list[tuple[int, bytes]]
-    ) -> list[tuple[int, bytes]]:
-        """Return what a ring holds and the log does not, on the first reading of that ring."""
+    def _account(self, ring: OpenRing, numbered: list[tuple[int, bytes]]) -> None:
+        """Say on the first reading of a ring which of its records no longer count as lost."""
         ring.first_read = False
         if numbered:
             # What lies before the oldest record was logged, or lost, before we came.
             oldest, payload = numbered[0]
             before = oldest - 1
-            accounted = before if self._logged.holds(payload) else self._logged.count(name)
-            ring.lost_before = min(before, accounted)
-        return [(s, payload) for s, payload in numbered if not self._logged.holds(payload)]
+            logged = self._logged.count(ring.path.name)
+            ring.lost_before = min(before, before if self._logged.holds(payload) else logged)
 
     def _write(self) -> int:
         if not self._unwritten:
@@ -198,42 +224,52 @@ class RingInbox:
 
     def _let_go(self, name: str) -> None:
         ring = self.rings.pop(name)
+        self._claims.drop(ring)
         self._lost_closed += ring.lost
         ring.reader.close()
 
+    def current(self) -> list[OpenRing]:
+        """Return the rings that speak for their ranks, one a rank."""
+        return self._claims.speaking()
+
     def _remove_superseded(self) -> None:
-        newest = self.newest_attempts()
         now = time.monotonic()
-        for ring in self.rings.values():
-            if ring.reader.attempt < newest[ring.reader.run] and ring.superseded_since is None:
+        for ring in superseded(list(self.rings.values())):
+            if ring.superseded_since is None:
                 ring.superseded_since = now
         due = now - self._remove_seconds
         if not any(ring.quiet_since(due) for ring in self.rings.values()):
             return
         self.drain()
         for name in [name for name, ring in self.rings.items() if ring.quiet_since(due)]:
+            path = self.rings[name].path
             self._let_go(name)
-            (self._directory / name).unlink(missing_ok=True)
-
-    def newest_attempts(self) -> dict[str, int]:
-        """Return the newest attempt on this node, by run."""
-        newest: dict[str, int] = {}
-        for ring in self.rings.values():
-            run = ring.reader.run
-            newest[run] = max(newest.get(run, 0), ring.reader.attempt)
-        return newest
+            path.unlink(missing_ok=True)
 
     def _note_broken(self, name: str, problem: str) -> None:
         if name in self.rings:
             self._let_go(name)
+        if name not in self.broken and len(self.broken) >= MOST_NAMED:
+            self.unnamed += 1
+            return
+        problem = problem[-_LONGEST_NAME:]
         if self.broken.get(name) != problem:
-            log(f"ring {name}: {problem}")
+            self._say(f"ring {name[:_LONGEST_NAME]!a}: {problem!a}")
         self.broken[name] = problem
+
+    def _say(self, text: str) -> None:
+        """Tell people, a few times a minute: pods can make as many faults as they like."""
+        now = time.monotonic()
+        if now - self._log_from >= 60.0:
+            self._log_from, self._log_left = now, _LOGGED_A_MINUTE
+        self._log_left -= 1
+        if self._log_left >= 0:
+            log(text)
 
     def _note_rejected(self, name: str, reason: Reason) -> None:
         self.rejected[reason] += 1
         if self.rejected[reason] == 1:
-            log(f"ring {name}: record refused ({reason}); further ones are only counted")
+            log(f"ring {name!a}: record refused ({reason}); further ones are only counted")
 
     def close(self) -> None:
         """Close rings and log."""

@@ -1,43 +1,43 @@
-"""The node agent: `python -m tailwatch.agents.node.main --node NAME --rings DIR --log DIR ...`
+"""The node agent: `python -m tailwatch.agents.node.main --node NAME --steps.directory DIR ...`
 
-Contract: takes records from the rings in `--rings` into `<log>/<node>.steplog`, serves them raw on
-`/steps?cursor=N&limit=BYTES` and what it saw on `/metrics`. Nothing it does or fails to do reaches
-a rank. Needs neither numpy nor torch.
+Contract: takes records from the rings into `<log>/<node>.steplog`, serves them raw on
+`/steps?cursor=N&limit=BYTES`, and what it and its other sources saw on `/metrics`. `/-/ready` has a
+line a source. Nothing it does or fails to do reaches a rank. SIGTERM ends it within 2 s with 0;
+SIGUSR1 makes it release all devices, SIGUSR2 take them up again. It ends with 1 where only a new
+process can go on (the NVIDIA driver was exchanged under it). Needs neither numpy nor torch.
 
-Cost: idle, 5 looks a second at each ring and two renderings a second.
+Cost: idle, 5 looks a second at each ring, a second one read of each device and one rendering.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from tailwatch.agents.node.collectors import COLLECTORS, NodeConfig, Source, StepsCollector
+from tailwatch.agents.node.collectors import COLLECTORS
+from tailwatch.agents.node.collectors.steps import StepsCollector
 from tailwatch.agents.node.doorbell import Doorbell, queue_length
-from tailwatch.agents.server import AgentServer, Reply
-from tailwatch.agents.service import log, make_directory, run_main, say_ready, stop_on_signals
-from tailwatch.errors import UsageError
-from tailwatch.exposition import Snapshot
+from tailwatch.agents.node.flags import Flags, parse
+from tailwatch.agents.node.watch import Watch
+from tailwatch.agents.server import AgentServer, Reply, Route
+from tailwatch.agents.service import (
+    log,
+    make_directory,
+    pause_on_signals,
+    run_main,
+    say_ready,
+    stop_on_signals,
+)
 from tailwatch.steplog import StepLog
 
 POLL_SECONDS = 0.2
-RENDER_SECONDS = 0.5
+RENDER_SECONDS = 1.0
+ONCE_SECONDS = 10.0
 MAX_LIMIT = 4 << 20
 CURSOR_HEADER = "X-Tailwatch-Cursor"
-
-
-def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Return the flags of the node agent."""
-    parser = argparse.ArgumentParser(prog="tailwatch agent node", description=__doc__)
-    parser.add_argument("--node", required=True, help="name of this node")
-    parser.add_argument("--rings", required=True, type=Path, help="directory of rings (tmpfs)")
-    parser.add_argument("--log", required=True, type=Path, help="directory of the step log")
-    parser.add_argument("--doorbell", required=True, type=Path, help="datagram socket to create")
-    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port, port 0 for a free one")
-    parser.add_argument("--ready-file", type=Path, help="file for the address, once it serves")
-    return parser.parse_args(argv)
 
 
 class StepsRoute:
@@ -60,53 +60,102 @@ class StepsRoute:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the node agent until SIGTERM or SIGINT."""
-    flags = arguments(argv)
-    if not flags.node or "/" in flags.node:
-        raise UsageError(f"{flags.node!r}, expected a name without '/'", source="--node")
-    config = NodeConfig(
-        node=flags.node,
-        rings=make_directory(flags.rings, "--rings"),
-        log=make_directory(flags.log, "--log"),
-    )
+    """Run the node agent until SIGTERM or SIGINT; return its exit code."""
+    flags = parse(argv)
+    return print_once(flags) if flags.once else serve(flags)
+
+
+def print_once(flags: Flags) -> int:
+    """Read every source once and print the exposition."""
+    watch = Watch([COLLECTORS[name](flags.config) for name in flags.collectors], flags.config)
+    watch.start()
+    until = time.monotonic() + ONCE_SECONDS
+    while not watch.settled() and time.monotonic() < until:
+        time.sleep(0.01)
+    sys.stdout.buffer.write(watch.render().render())
+    sys.stdout.buffer.flush()
+    watch.close()
+    return 1 if watch.fatal else 0
+
+
+def serve(flags: Flags) -> int:
+    """Read and serve until a signal or an error that needs a new process."""
+    config = flags.config
     stop = stop_on_signals()
-    doorbell = Doorbell(flags.doorbell)
+    pausing = pause_on_signals()
+    doorbell: Doorbell | None = None
+    if "steps" in flags.collectors:
+        make_directory(config.rings, flags.rings_flag)
+        make_directory(config.log, flags.log_flag)
+        doorbell = Doorbell(flags.doorbell)
     try:
-        collectors = [collector(config) for collector in COLLECTORS]
-        sources = [Source(collector, config.node) for collector in collectors]
-        steps = next(c for c in collectors if isinstance(c, StepsCollector))
-        server = AgentServer(flags.listen, {"/steps": StepsRoute(steps.inbox.log)})
-        log(
-            f"node {config.node}: {server.address}, rings {config.rings}, doorbell "
-            f"{flags.doorbell} (the kernel queues {queue_length() or 'an unknown number of'} rings)"
+        watch = Watch([COLLECTORS[name](config) for name in flags.collectors], config)
+        routes: dict[str, Route] = {}
+        for source in watch.sources:
+            if isinstance(source.collector, StepsCollector):
+                routes["/steps"] = StepsRoute(source.collector.log)
+        server = AgentServer(
+            flags.listen, routes, ready=lambda: _readiness(watch), web_config=flags.web_config
         )
-        rendered_at = 0.0
-        while not stop.is_set():
-            for source in sources:
-                source.read()
-            if time.monotonic() - rendered_at >= RENDER_SECONDS:
-                server.publish(render(sources))
-                if not rendered_at:
-                    say_ready(flags.ready_file, server.address)
-                rendered_at = time.monotonic()
-            doorbell.wait(POLL_SECONDS)
-        # A last look: what a rank left before it was told to end too.
-        for source in sources:
-            source.read()
-        server.close()
-        for source in sources:
-            source.collector.close()
+        log(_greeting(flags, server.address))
+        watch.start()
+        try:
+            _loop(watch, server, stop, pausing, _waiter(doorbell, watch, stop), flags.ready_file)
+        finally:
+            server.close()
+            watch.close()
     finally:
-        doorbell.close()
-    return 0
+        if doorbell is not None:
+            doorbell.close()
+    if watch.fatal:
+        log(f"{watch.fatal}; only a new process can go on")
+    return 1 if watch.fatal else 0
 
 
-def render(sources: list[Source]) -> bytes:
-    """Return the exposition of all sources."""
-    snapshot = Snapshot()
-    for source in sources:
-        source.add_to(snapshot)
-    return snapshot.render()
+def _greeting(flags: Flags, address: str) -> str:
+    said = f"node {flags.config.node}: {address}, collectors {' '.join(flags.collectors)}"
+    if "steps" in flags.collectors:
+        said += (
+            f", rings {flags.config.rings}, doorbell {flags.doorbell} (the kernel queues "
+            f"{queue_length() or 'an unknown number of'} rings)"
+        )
+    return said
+
+
+def _readiness(watch: Watch) -> tuple[bool, str]:
+    ready, lines = watch.readiness()
+    return ready, "".join(f"{line}\n" for line in lines)
+
+
+def _waiter(doorbell: Doorbell | None, watch: Watch, stop: threading.Event) -> Callable[[], object]:
+    if doorbell is None:
+        return lambda: stop.wait(RENDER_SECONDS)
+
+    def wait() -> None:
+        if doorbell.wait(POLL_SECONDS):
+            watch.nudge("steps")
+
+    return wait
+
+
+def _loop(
+    watch: Watch,
+    server: AgentServer,
+    stop: threading.Event,
+    pausing: threading.Event,
+    wait: Callable[[], object],
+    ready_file: Path | None,
+) -> None:
+    rendered_at = 0.0
+    while not (stop.is_set() or watch.fatal):
+        if pausing.is_set() != watch.paused:
+            (watch.pause if pausing.is_set() else watch.resume)()
+        if time.monotonic() - rendered_at >= RENDER_SECONDS and (rendered_at or watch.settled()):
+            server.publish(watch.render())
+            if not rendered_at:
+                say_ready(ready_file, server.address)
+            rendered_at = time.monotonic()
+        wait()
 
 
 if __name__ == "__main__":

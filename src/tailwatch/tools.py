@@ -76,6 +76,16 @@ BUILDS = (
     ),
 )
 
+BENCH_BUILDS = (
+    Build(
+        name="node_exporter",
+        programs={"node_exporter": "github.com/prometheus/node_exporter"},
+        flags=_flags("1.10.2"),
+        oldest=(1, 10),
+    ),
+)
+"""Peers to be measured against; `python tools/get.py NAME` builds one when it is wanted."""
+
 
 def cache_root() -> Path:
     """Return `tailwatch/` below XDG_CACHE_HOME, or below ~/.cache when that is unset."""
@@ -110,9 +120,10 @@ def find_tool(name: str, *, pinned: bool = False) -> Path:
     Raises:
         UsageError: there is none, with what to run to get it.
     """
-    build = next((build for build in BUILDS if name in build.programs), None)
+    builds = (*BUILDS, *BENCH_BUILDS)
+    build = next((build for build in builds if name in build.programs), None)
     if build is None:
-        known = ", ".join(program for build in BUILDS for program in build.programs)
+        known = ", ".join(program for build in builds for program in build.programs)
         raise UsageError(f"no such tool; known are {known}", source=name)
     try:
         ours = directory_of(build) / name
@@ -120,7 +131,8 @@ def find_tool(name: str, *, pinned: bool = False) -> Path:
         ours = None
     if ours is not None and os.access(ours, os.X_OK):
         return ours
-    advice = f"run `make setup` in a checkout (it builds {build.name})"
+    how = "make setup" if build in BUILDS else f"python tools/get.py {build.name}"
+    advice = f"run `{how}` in a checkout (it builds {build.name})"
     if pinned:
         raise UsageError(f"the pinned build is not there; {advice}", source=name)
     oldest = ".".join(map(str, build.oldest))

@@ -203,5 +203,5 @@ def test_get_runs_before_anything_is_installed(tmp_path: Path) -> None:
     )
     assert (outcome.returncode, outcome.stderr) == (
         2,
-        "usage: python tools/get.py {prometheus|alertmanager} ...\n",
+        "usage: python tools/get.py {prometheus|alertmanager|node_exporter} ...\n",
     )

@@ -22,18 +22,31 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 class Agent:
     """A running agent; `address` is where it serves."""
 
-    def __init__(self, kind: str, arguments: list[str | Path], ready: Path) -> None:
+    def __init__(
+        self,
+        kind: str,
+        arguments: list[str | Path],
+        ready: Path,
+        *,
+        program: list[str] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         ready.unlink(missing_ok=True)
         self.errors = ready.with_suffix(".log")
         with self.errors.open("ab") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", f"tailwatch.agents.{kind}.main"),
+                    sys.executable,
+                    *(program or ["-m", f"tailwatch.agents.{kind}.main"]),
                     *(str(a) for a in arguments),
                     *("--ready-file", str(ready)),
                 ],
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+                    **(environment or {}),
+                },
             )
         there = eventually(lambda: ready.exists() or self.process.poll() is not None)
         assert there and ready.exists(), self.errors.read_text()
@@ -84,6 +97,7 @@ def node_agent(root: Path, node: str = "node-0") -> Iterator[Agent]:
         [
             *("--node", node, "--rings", root / "rings", "--log", root / "log"),
             *("--doorbell", root / f"{node}.bell", "--listen", "127.0.0.1:0"),
+            *("--collector.disable-defaults", "--collector.steps"),
         ],
         root / f"{node}.ready",
     )

@@ -1,12 +1,17 @@
 """Sources of a node agent, one file each.
 
-A collector is registered here, and every one of them reports whether its last read succeeded, how
-old its data are and how long the read took; a source that fails costs no other its series.
+A module in this folder that does not start with an underscore registers its collector when it is
+imported; all of them are imported here. What is heavy (gRPC, NVML) a collector imports when it is
+first used.
 """
 
-from tailwatch.agents.node.collectors.base import Collector, NodeConfig, Source
-from tailwatch.agents.node.collectors.steps import StepsCollector
+import importlib
+import pkgutil
 
-COLLECTORS: tuple[type[Collector], ...] = (StepsCollector,)
+from tailwatch.agents.node.collectors.base import COLLECTORS, Collector, NodeConfig, Part
 
-__all__ = ["COLLECTORS", "Collector", "NodeConfig", "Source", "StepsCollector"]
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.name.startswith("_"):
+        importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["COLLECTORS", "Collector", "NodeConfig", "Part"]

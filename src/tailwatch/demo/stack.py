@@ -125,6 +125,7 @@ class Stack:
                 f"agent-{node}", "tailwatch.agents.node.main",
                 "--node", node, "--rings", rings, "--log", self.run.steps,
                 "--doorbell", self._doorbell(node), "--listen", "127.0.0.1:0",
+                "--collector.disable-defaults", "--collector.steps",
                 "--ready-file", ready,
             )  # fmt: skip
         nodes = {}

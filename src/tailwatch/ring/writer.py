@@ -7,6 +7,8 @@ reader: the doorbell is a hint.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import mmap
 import os
 import socket
@@ -57,14 +59,20 @@ class RingWriter:
         self.path = directory / ring_name(run, attempt, rank)
         size = HEADER_BYTES + mark_slots * MARK.size + record_slots * RECORD_BYTES
         temporary = self.path.with_suffix(".tmp")
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             # Take the space now: a tmpfs that fills up later would be a SIGBUS in the hot path.
             os.posix_fallocate(fd, 0, size)
             # And its pages, or each first touch of one would be a fault in a step.
             self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        finally:
+            # Says that the writer lives: the kernel takes this lock back when the process ends, and
+            # a child that was forked does not have it. Where it cannot be had, nobody is alive.
+            with contextlib.suppress(OSError):
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
             os.close(fd)
+            raise
+        self._fd = fd
         identity = msgspec.msgpack.encode({"run": run, "node": node})
         HEADER.pack_into(
             self._map, 0, MAGIC, VERSION, 0, mark_slots, record_slots, RECORD_BYTES,
@@ -138,4 +146,5 @@ class RingWriter:
     def close(self) -> None:
         """Unmap; the file stays for the agent to drain."""
         self._map.close()
+        os.close(self._fd)
         self._hang_up()

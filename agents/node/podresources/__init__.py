@@ -1,0 +1,1 @@
+"""Kubelet's PodResources API: who holds which device of this node."""
