@@ -7,12 +7,12 @@ verdict ABORTED. Exit codes are those of the verdict.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
@@ -20,22 +20,30 @@ from tailwatch import __version__
 from tailwatch.chaos.controls import Control, parse_control
 from tailwatch.chaos.feed import StepFeed
 from tailwatch.chaos.judge import judge
+from tailwatch.chaos.ledger import undo_left_open
 from tailwatch.chaos.plan import DEMO_PLAN, load_plan, select
 from tailwatch.chaos.runner import Runner
 from tailwatch.demo.collect import copy_run, query_everything
 from tailwatch.demo.doctor import RUNS
 from tailwatch.demo.driver import write_driver
-from tailwatch.demo.stack import NODES, WORLD_SIZE, Stack
+from tailwatch.demo.stack import NODES, RANKS_PER_NODE, RING_BYTES, WORLD_SIZE, Stack
+from tailwatch.errors import UsageError
 from tailwatch.evidence import EvidenceDirectory, Plan
-from tailwatch.processes import Guard, kill_for_sure, make_scratch, remove_scratch
+from tailwatch.files import hold
+from tailwatch.processes import (
+    Guard,
+    StartError,
+    kill_for_sure,
+    make_scratch,
+    remove_scratch,
+    scratch_path,
+)
 from tailwatch.report import write_report
 from tailwatch.report.summary import summary_table
 from tailwatch.runs import RunDirectory, new_run_name
 from tailwatch.tools import find_tool
 from tailwatch.trainer.config import TrainerConfig, config_from
 from tailwatch.verdicts import EXIT_CODES, ReportDocument
-
-TMPFS = Path("/dev/shm")
 
 
 def run_demo(*, out: Path | None, only: str | None, control: str | None, json_output: bool) -> int:
@@ -63,28 +71,56 @@ class _GameDay:
         self.json_output = json_output
         self.config = config_from(plan.workload, "workload")
         self.config.check(WORLD_SIZE)
+        _check_targets(plan)
         for tool in ("prometheus", "alertmanager"):
             find_tool(tool)
         self.started = time.time()
-        name = out.name if out is not None else new_run_name(plan.name)
-        root = out if out is not None else RUNS / name
+        root = out if out is not None else RUNS / new_run_name(plan.name)
         self.run_directory = RunDirectory.create(root.absolute(), _manifest(self.config, plan))
         self.evidence = EvidenceDirectory(self.run_directory.evidence)
         self.token = secrets.token_hex(8)
-        base = TMPFS if TMPFS.is_dir() else self.run_directory.root
-        self.scratch = base / f"tailwatch-{self.token}"
+        self.scratch = scratch_path(self.token, RING_BYTES * WORLD_SIZE * 3)
 
     def run(self) -> int:
         """Run it and return the exit code of its verdict."""
+        try:
+            with hold(self.run_directory.root, "run directory"), contextlib.ExitStack() as last:
+                self._run(last)
+            copy_run(self.run_directory, self.evidence)
+        except (OSError, StartError) as error:
+            self._say(f"failed: {error}")
+        try:
+            document = judge(self.evidence.root)
+        except UsageError as error:
+            self._say(f"no verdict: {error}")
+            return EXIT_CODES["ABORTED"]
+        try:
+            page: Path | None = write_report(
+                document, self.evidence.root, self.run_directory.report
+            )
+        except (OSError, UsageError) as error:
+            self._say(f"no report: {error}")
+            page = None
+        self._conclude(document, page)
+        return EXIT_CODES[document.verdict]
+
+    def _run(self, last: contextlib.ExitStack) -> None:
+        """Run the plan; what `last` holds is done in any case, each part for itself."""
         write_driver(self.run_directory.root, self.token, [self.scratch])
-        _terminate_like_interrupt()
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+        run = str(self.run_directory.root)
+        doctor = [sys.executable, "-m", "tailwatch", "gameday", "doctor", run]
         guard = Guard.start(
             run=self.run_directory.root,
             token=self.token,
             ledger=self.evidence.ledger,
             scratch=[self.scratch],
-            then=[sys.executable, "-m", "tailwatch", "gameday", "doctor", self.run_directory.root],
+            then=doctor,
         )
+        last.callback(guard.release)
+        last.callback(remove_scratch, self.scratch, self.token)
+        last.callback(kill_for_sure, self.token)
         make_scratch(self.scratch, self.token)
         omit = [self.plan.experiments[0].expected[0].name] if self.control == "rule-removed" else []
         stack = Stack(
@@ -96,52 +132,68 @@ class _GameDay:
             omit=omit,
             progress=self._say,
         )
+        last.callback(stack.stop)
         runner = Runner(
             self.plan,
             stack,
             self.evidence,
             StepFeed([self.run_directory.steps / f"{node}.steplog" for node in NODES]),
-            firing=stack.firing,
+            alerts=stack,
             progress=self._say,
+            shield=_ignore_signals,
             control=self.control,
         )
         self._say(f"run {self.run_directory.root}")
+        ended = False
         try:
             runner.run(stack.start)
+            ended = True
         finally:
-            # From here on an impatient second Ctrl-C must not leave anything behind.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            _ignore_signals()
+            if not ended:
+                undo_left_open(runner.ledger)
             self._say("stopping the job and collecting the evidence")
             query_everything(stack.client(), self.evidence, self.started, time.time())
-            stack.stop()
-            kill_for_sure(self.token)
-            remove_scratch(self.scratch, self.token)
-            guard.release()
-        copy_run(self.run_directory, self.evidence)
-        document = judge(self.evidence.root)
-        page = write_report(document, self.evidence.root, self.run_directory.report)
-        self._conclude(document, page)
-        return EXIT_CODES[document.verdict]
 
     def _say(self, text: str) -> None:
         stream = sys.stderr if self.json_output else sys.stdout
-        print(f"[{time.time() - self.started:6.1f} s] {text}", file=stream, flush=True)
+        # A reader that went away (`| head`) is no reason to stop, let alone to leave a fault.
+        with contextlib.suppress(OSError):
+            print(f"[{time.time() - self.started:6.1f} s] {text}", file=stream, flush=True)
 
-    def _conclude(self, document: ReportDocument, page: Path) -> None:
+    def _conclude(self, document: ReportDocument, page: Path | None) -> None:
         if self.json_output:
             sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
             return
-        print()
-        print(summary_table(document))
-        print(f"\nreport: {page}")
+        with contextlib.suppress(BrokenPipeError):
+            print()
+            print(summary_table(document))
+            if page is not None:
+                print(f"\nreport: {page}", flush=True)
 
 
-def _terminate_like_interrupt() -> None:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+def _ignore_signals() -> None:
+    """From here on an impatient second Ctrl-C must not leave anything behind."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
-    signal.signal(signal.SIGTERM, interrupt)
+
+def _check_targets(plan: Plan) -> None:
+    """Refuse a target that this machine's job will not have, before anything is started."""
+    for index, experiment in enumerate(plan.experiments):
+        target, place = experiment.target, f"experiments[{index}].target"
+        if target.node is not None and target.node not in NODES:
+            expected = ", ".join(NODES)
+            raise UsageError(
+                f"is {target.node!r}, expected one of: {expected}", place=f"{place}.node"
+            )
+        if target.rank is not None and target.rank >= WORLD_SIZE:
+            raise UsageError(
+                f"is {target.rank}, expected 0 to {WORLD_SIZE - 1}", place=f"{place}.rank"
+            )
+        both = target.node is not None and target.rank is not None
+        if both and NODES[(target.rank or 0) // RANKS_PER_NODE] != target.node:
+            raise UsageError(f"rank {target.rank} is not on {target.node}", place=place)
 
 
 def _manifest(config: TrainerConfig, plan: Plan) -> dict[str, object]:
