@@ -21,6 +21,9 @@ from urllib.parse import parse_qs, urlsplit
 from tailwatch.errors import UsageError
 from tailwatch.exposition import CONTENT_TYPE
 
+# In an answer of /steps: the cursor from which to ask next.
+CURSOR_HEADER = "X-Tailwatch-Cursor"
+
 
 class Reply(NamedTuple):
     """What a path answers."""

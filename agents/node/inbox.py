@@ -41,8 +41,9 @@ class OpenRing:
     """A ring that is being read."""
 
     def __init__(self, path: Path) -> None:
-        self.reader = RingReader(path)
+        # Before opening: if the file is replaced in between, the next scan sees that it was.
         self.inode = path.stat().st_ino
+        self.reader = RingReader(path)
         self.quiet_from = time.monotonic()
         self.superseded_since: float | None = None
         self.lost_before = 0
@@ -57,6 +58,14 @@ class OpenRing:
     def lost(self) -> int:
         """Records that nobody will ever read."""
         return self.reader.lost - self.lost_before
+
+
+def _inode(path: Path | None) -> int | None:
+    """Return the inode of a file; None when there is none to be had."""
+    try:
+        return path.stat().st_ino if path else None
+    except OSError:
+        return None
 
 
 class Logged:
@@ -116,6 +125,8 @@ class RingInbox:
         self._on_record = on_record
         self._logged = Logged(log_path, {path.name for path in directory.glob("*.ring")})
         self.log = StepLog(log_path)
+        for begin, end in self.log.damaged.items():
+            log(f"{log_path}: damaged from {begin} to {end}; what was there is lost")
         self.rings: dict[str, OpenRing] = {}
         self.broken: dict[str, str] = {}
         self.records = 0
@@ -133,11 +144,16 @@ class RingInbox:
         present = {path.name: path for path in self._directory.glob("*.ring")}
         for name in [n for n in self.broken if n not in present]:
             del self.broken[name]
+        gone = [
+            name for name, ring in self.rings.items() if _inode(present.get(name)) != ring.inode
+        ]
+        if gone:
+            # Their files can be read as long as they are open: the last records are in there.
+            self.drain()
+        for name in gone:
+            self._let_go(name)
         for name, path in sorted(present.items()):
             try:
-                known = self.rings.get(name)
-                if known is not None and known.inode != path.stat().st_ino:
-                    self._let_go(name)
                 if name not in self.rings:
                     self.rings[name] = OpenRing(path)
                     self.broken.pop(name, None)
@@ -145,11 +161,6 @@ class RingInbox:
                 continue
             except (TornRing, OSError) as error:
                 self._note_broken(name, str(error))
-        gone = [name for name in self.rings if name not in present]
-        if gone:
-            self.drain()
-        for name in gone:
-            self._let_go(name)
         self._remove_superseded()
 
     def drain(self) -> int:
@@ -197,9 +208,10 @@ class RingInbox:
         return len(written)
 
     def _let_go(self, name: str) -> None:
-        ring = self.rings.pop(name)
-        self._lost_closed += ring.lost
-        ring.reader.close()
+        ring = self.rings.pop(name, None)
+        if ring is not None:
+            self._lost_closed += ring.lost
+            ring.reader.close()
 
     def _remove_superseded(self) -> None:
         newest = self.newest_attempts()

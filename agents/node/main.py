@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tailwatch.agents.node.collectors import COLLECTORS, NodeConfig, Source, StepsCollector
 from tailwatch.agents.node.doorbell import Doorbell, queue_length
-from tailwatch.agents.server import AgentServer, Reply
+from tailwatch.agents.server import CURSOR_HEADER, AgentServer, Reply
 from tailwatch.agents.service import log, make_directory, run_main, say_ready, stop_on_signals
 from tailwatch.errors import UsageError
 from tailwatch.exposition import Snapshot
@@ -25,7 +25,6 @@ from tailwatch.steplog import StepLog
 POLL_SECONDS = 0.2
 RENDER_SECONDS = 0.5
 MAX_LIMIT = 4 << 20
-CURSOR_HEADER = "X-Tailwatch-Cursor"
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -41,7 +40,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 class StepsRoute:
-    """Answers `/steps`: whole frames of the step log from a cursor on."""
+    """Answers `/steps`: whole frames of the step log from a cursor on, up to damage if any."""
 
     def __init__(self, steplog: StepLog) -> None:
         self._log = steplog
@@ -55,7 +54,7 @@ class StepsRoute:
             frames = self._log.read(int(cursor), min(int(limit), MAX_LIMIT))
         except ValueError as error:
             return Reply(416, f"{error}\n".encode())
-        following = str(int(cursor) + len(frames))
+        following = str(self._log.next_frame(int(cursor) + len(frames)))
         return Reply(200, frames, "application/octet-stream", ((CURSOR_HEADER, following),))
 
 

@@ -50,8 +50,8 @@ _WINDOW = "last <= 4,096 comparable job steps of the current configuration"
 def _quantiles() -> list[Metric]:
     found = []
     for what, noun, source in (
-        ("step", "job step", _WINDOW),
-        ("iteration", "iteration", "last <= 4,096 comparable iterations"),
+        ("step", "a job step", _WINDOW),
+        ("iteration", "an iteration", "last <= 4,096 comparable iterations"),
     ):
         for q in (50, 95, 99):
             found.append(
@@ -59,7 +59,7 @@ def _quantiles() -> list[Metric]:
                     name=f"tailwatch_job_{what}_p{q}_seconds",
                     kind="gauge",
                     unit="seconds",
-                    help=f"p{q} of the duration of a {noun}, as an order statistic.",
+                    help=f"p{q} of the duration of {noun}, as an order statistic.",
                     labels=_JOB,
                     source=f"job agent: {source}",
                 )
@@ -170,7 +170,14 @@ _METRICS: tuple[Metric, ...] = (
         "tailwatch_rank_late_seconds_total", "counter", "seconds",
         "How much later than its peers a rank came to the exchanges of its steps; warm-up left "
         "out.",
-        "median of the other ranks' waits minus its own wait, not below 0", "node", "rank",
+        "median of the other ranks' waits minus its own, not below 0, summed over the groups that "
+        "wait for each other", "node", "rank",
+    ),
+    _job(
+        "tailwatch_job_lateness_steps_total", "counter", "steps",
+        "Job steps in which lateness was measured, so that late seconds by it are those of a step; "
+        "warm-up left out.",
+        "job steps with waits in their records",
     ),
     _job(
         "tailwatch_job_restarts_total", "counter", "restarts",
@@ -207,7 +214,8 @@ _METRICS: tuple[Metric, ...] = (
     ),
     _job(
         "tailwatch_job_loss", "gauge", "loss",
-        "Loss of the newest job step.", "step records, mean over ranks",
+        "Loss of the newest job step, as rank 0 recorded it; it is a global loss.",
+        "step records of rank 0",
     ),
     _job(
         "tailwatch_job_attempt_info", "info", "",
@@ -256,7 +264,8 @@ _METRICS: tuple[Metric, ...] = (
     ),
     _node(
         "tailwatch_rank_peak_memory_bytes", "gauge", "bytes",
-        "Peak memory of a rank as of its newest step.", "step records", *_RANK,
+        "Peak memory of a rank's process; a rank reads it only every 64 steps.",
+        "step records", *_RANK,
     ),
     _node(
         "tailwatch_source_up", "gauge", "boolean",

@@ -78,7 +78,7 @@ def damage(data: bytes | memoryview) -> list[tuple[int, int]]:
 def _is_cut(view: memoryview, offset: int) -> bool:
     if offset + _HEADER.size > len(view):
         return True
-    length, _ = _HEADER.unpack_from(view, offset)
+    length: int = _HEADER.unpack_from(view, offset)[0]
     return 0 < length <= MAX_RECORD_BYTES and offset + _HEADER.size + length > len(view)
 
 
@@ -147,7 +147,7 @@ class StepLog:
         return data[:last]
 
     def next_frame(self, cursor: int) -> int:
-        """Return the cursor to read on from: `cursor` itself, or behind damage that begins there."""
+        """Return where to read on: at `cursor` itself, or behind damage that begins there."""
         return self.damaged.get(cursor, cursor)
 
     def close(self) -> None:

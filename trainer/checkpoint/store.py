@@ -161,7 +161,11 @@ class CheckpointStore:
         def conclude() -> None:
             detail = {"checkpoint": final.name, "bytes": sum(s.bytes_read for s in sights)}
             self._emit("checkpoint_verified", step, detail | _seconds(started))
-            retain(self._run.checkpoints, self._keep, verified_step=step)
+            try:
+                retain(self._run.checkpoints, self._keep, verified_step=step)
+            except OSError as error:
+                # What could not be deleted costs space, not the checkpoint that was just made.
+                self._emit("failure", step, {"retention": str(error)})
 
         try:
             with _quiet_when_alone(ranks):

@@ -20,6 +20,7 @@ import msgspec
 
 from tailwatch.errors import UsageError
 from tailwatch.files import hold
+from tailwatch.manifest import describe
 from tailwatch.processes import (
     Guard,
     Process,
@@ -95,15 +96,13 @@ def _create(arguments: argparse.Namespace) -> RunDirectory:
                 source="--nodes and --ranks",
             ) from None
     root = arguments.out or Path("runs") / new_run_name("train")
-    manifest = {
-        "schema": "tailwatch.manifest/1",
-        "trainer": config,
-        "workload": config.workload,
-        "nodes": arguments.nodes,
-        "ranks_per_node": arguments.ranks,
-        "world_size": arguments.nodes * arguments.ranks,
-        "backend": "gloo",
-    }
+    manifest = describe(
+        config=config,
+        workload=config.workload,
+        nodes=[f"node-{index}" for index in range(arguments.nodes)],
+        ranks_per_node=arguments.ranks,
+        backend="gloo",
+    )
     return RunDirectory.create(root.absolute(), manifest)
 
 

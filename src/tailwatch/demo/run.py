@@ -16,7 +16,6 @@ from pathlib import Path
 
 import msgspec
 
-from tailwatch import __version__
 from tailwatch.chaos.controls import Control, parse_control
 from tailwatch.chaos.feed import StepFeed
 from tailwatch.chaos.judge import judge
@@ -30,6 +29,7 @@ from tailwatch.demo.stack import NODES, RANKS_PER_NODE, RING_BYTES, WORLD_SIZE, 
 from tailwatch.errors import UsageError
 from tailwatch.evidence import EvidenceDirectory, Plan
 from tailwatch.files import hold
+from tailwatch.manifest import describe
 from tailwatch.processes import (
     Guard,
     StartError,
@@ -42,7 +42,7 @@ from tailwatch.report import write_report
 from tailwatch.report.summary import summary_table
 from tailwatch.runs import RunDirectory, new_run_name
 from tailwatch.tools import find_tool
-from tailwatch.trainer.config import TrainerConfig, config_from
+from tailwatch.trainer.config import config_from
 from tailwatch.verdicts import EXIT_CODES, ReportDocument
 
 
@@ -76,7 +76,7 @@ class _GameDay:
             find_tool(tool)
         self.started = time.time()
         root = out if out is not None else RUNS / new_run_name(plan.name)
-        self.run_directory = RunDirectory.create(root.absolute(), _manifest(self.config, plan))
+        self.run_directory = RunDirectory.create(root.absolute(), self._manifest())
         self.evidence = EvidenceDirectory(self.run_directory.evidence)
         self.token = secrets.token_hex(8)
         self.scratch = scratch_path(self.token, RING_BYTES * WORLD_SIZE * 3)
@@ -155,6 +155,16 @@ class _GameDay:
             self._say("stopping the job and collecting the evidence")
             query_everything(stack.client(), self.evidence, self.started, time.time())
 
+    def _manifest(self) -> dict[str, object]:
+        return describe(
+            config=self.config,
+            workload=self.config.workload,
+            nodes=list(NODES),
+            ranks_per_node=RANKS_PER_NODE,
+            backend="gloo",
+            plan=self.plan.name,
+        )
+
     def _say(self, text: str) -> None:
         stream = sys.stderr if self.json_output else sys.stdout
         # A reader that went away (`| head`) is no reason to stop, let alone to leave a fault.
@@ -194,21 +204,3 @@ def _check_targets(plan: Plan) -> None:
         both = target.node is not None and target.rank is not None
         if both and NODES[(target.rank or 0) // RANKS_PER_NODE] != target.node:
             raise UsageError(f"rank {target.rank} is not on {target.node}", place=place)
-
-
-def _manifest(config: TrainerConfig, plan: Plan) -> dict[str, object]:
-    from importlib.metadata import version
-
-    packages = ("torch", "numpy", "msgspec", "xxhash")
-    return {
-        "schema": "tailwatch.manifest/1",
-        "tailwatch": __version__,
-        "plan": plan.name,
-        "trainer": config,
-        "workload": config.workload,
-        "nodes": list(NODES),
-        "world_size": WORLD_SIZE,
-        "backend": "gloo",
-        "python": sys.version.split()[0],
-        "packages": {package: version(package) for package in packages},
-    }
