@@ -1,9 +1,10 @@
 """The runner: one experiment after the other, everything it does and sees written down.
 
 Contract: it injects only after the undo is durable in the ledger, never starts an experiment whose
-baseline check failed, and undoes what it did whatever happens. It decides nothing about verdicts:
-the judge reads what it wrote. Stops early when a part is lost (`lost`), when wall clock and
-monotonic clock part (`clock_jump`), or when it is interrupted or fails (`aborted`).
+baseline check failed, and undoes what it did whatever happens; whoever calls it lets only the first
+interrupt through. It decides nothing about verdicts: the judge reads what it wrote. Stops early
+when a part is lost (`lost`), when wall clock and monotonic clock part (`clock_jump`), or when it is
+interrupted or fails (`aborted`).
 
 Cost: polls step logs and files five times a second.
 """
@@ -24,6 +25,7 @@ from tailwatch.chaos.feed import StepFeed
 from tailwatch.chaos.ledger import Ledger, undo_left_open
 from tailwatch.chaos.targets import JobTarget, Lost
 from tailwatch.chaos.timeline import Timeline
+from tailwatch.errors import UsageError
 from tailwatch.evidence import EvidenceDirectory, Experiment, LedgerEntry, ObservationKind, Plan
 from tailwatch.files import write_durably
 from tailwatch.jobsteps import JobStep
@@ -64,7 +66,6 @@ class Runner:
 
     Args:
         progress: told in a sentence what is going on.
-        shield: called once the run ends; from then on an interrupt must not stop the undo.
     """
 
     def __init__(
@@ -76,7 +77,6 @@ class Runner:
         *,
         alerts: AlertView,
         progress: Callable[[str], None],
-        shield: Callable[[], None],
         control: Control | None = None,
         timeline: Timeline | None = None,
     ) -> None:
@@ -88,7 +88,6 @@ class Runner:
         self.timeline = timeline or Timeline(evidence.timeline)
         self._alerts = alerts
         self._progress = progress
-        self._shield = shield
         self._control = control
         self._window: list[JobStep] = []
         self._upper = 0.0
@@ -105,7 +104,7 @@ class Runner:
             self._run(start)
         except KeyboardInterrupt:
             ending = "aborted", {"reason": "interrupted"}
-        except StartError as error:
+        except (StartError, UsageError) as error:
             ending = "lost", {"what": "start", "reason": str(error)}
         except Lost as lost:
             ending = "lost", {"what": lost.what, "reason": lost.reason}
@@ -119,7 +118,6 @@ class Runner:
         except Exception as error:
             ending = "aborted", {"reason": f"failed: {type(error).__name__}: {error}"}
             unforeseen = error
-        self._shield()
         self._end(ending)
         if unforeseen is not None:
             raise unforeseen

@@ -45,9 +45,10 @@ class CheckpointCorrupt(RankKill):
         return facts | self.damage
 
     def ready(self) -> bool:
-        """A checkpoint was verified a moment ago: a whole interval is left until the next."""
+        """A checkpoint was verified a moment ago, and there is one before it to fall back to."""
         known, self._known = self._known, self._verified()
-        return known is not None and self._known > known
+        fresh = known is not None and self._known > known
+        return fresh and len(self._committed()) >= 2
 
     def _verified(self) -> int:
         return sum(event.kind == "checkpoint_verified" for event in self.run.read_events())

@@ -175,8 +175,8 @@ _METRICS: tuple[Metric, ...] = (
     ),
     _job(
         "tailwatch_job_lateness_steps_total", "counter", "steps",
-        "Job steps in which lateness was measured, so that late seconds by it are those of a step; "
-        "warm-up left out.",
+        "Job steps for which the ranks' lateness was measured, warm-up left out: what late seconds "
+        "are to be divided by.",
         "job steps with waits in their records",
     ),
     _job(

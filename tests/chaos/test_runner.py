@@ -103,7 +103,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
         clock = options.pop("clock", time)
         runner = Runner(
             select(load_plan(DEMO_PLAN), only), target, evidence, feed,
-            alerts=NoAlerts(), progress=lambda text: None, shield=lambda: None,
+            alerts=NoAlerts(), progress=lambda text: None,
             timeline=Timeline(evidence.timeline, clock), **options,
         )  # fmt: skip
         return runner, target, evidence
@@ -273,26 +273,3 @@ def test_an_error_nobody_foresaw_is_raised_after_the_undo(
     assert Ledger(evidence.ledger).left_open() == []
     assert control.standing_faults(job.run.orders, time.time_ns()) == []
     assert judge(evidence.root).verdict == "ABORTED"
-
-
-def test_the_undo_is_shielded_from_a_second_interrupt(setup: Setup) -> None:
-    """The runner calls its shield before it undoes anything."""
-    runner, job, _ = setup()
-    order: list[str] = []
-    runner._shield = lambda: order.append("shield")
-    undo = runner.ledger.undo
-
-    def undoing(entry: Any) -> Any:
-        order.append("undo")
-        return undo(entry)
-
-    runner.ledger.undo = undoing  # type: ignore[method-assign] # a spy
-    opened = runner.ledger.open
-
-    def opening(*arguments: Any) -> Any:
-        job.trouble = KeyboardInterrupt()
-        return opened(*arguments)
-
-    runner.ledger.open = opening  # type: ignore[assignment,method-assign] # strikes right after
-    runner.run(lambda: None)
-    assert order == ["shield", "undo"]

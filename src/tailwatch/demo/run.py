@@ -13,18 +13,19 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
 from tailwatch.chaos.controls import Control, parse_control
 from tailwatch.chaos.feed import StepFeed
 from tailwatch.chaos.judge import judge
-from tailwatch.chaos.ledger import undo_left_open
 from tailwatch.chaos.plan import DEMO_PLAN, load_plan, select
 from tailwatch.chaos.runner import Runner
 from tailwatch.demo.collect import copy_run, query_everything
 from tailwatch.demo.doctor import RUNS
 from tailwatch.demo.driver import write_driver
+from tailwatch.demo.lint import check_here
 from tailwatch.demo.stack import NODES, RANKS_PER_NODE, RING_BYTES, WORLD_SIZE, Stack
 from tailwatch.errors import UsageError
 from tailwatch.evidence import EvidenceDirectory, Plan
@@ -42,7 +43,6 @@ from tailwatch.report import write_report
 from tailwatch.report.summary import summary_table
 from tailwatch.runs import RunDirectory, new_run_name
 from tailwatch.tools import find_tool
-from tailwatch.trainer.config import config_from
 from tailwatch.verdicts import EXIT_CODES, ReportDocument
 
 
@@ -69,9 +69,7 @@ class _GameDay:
         self.plan = plan
         self.control = control
         self.json_output = json_output
-        self.config = config_from(plan.workload, "workload")
-        self.config.check(WORLD_SIZE)
-        _check_targets(plan)
+        self.config = check_here(plan)
         for tool in ("prometheus", "alertmanager"):
             find_tool(tool)
         self.started = time.time()
@@ -107,21 +105,7 @@ class _GameDay:
     def _run(self, last: contextlib.ExitStack) -> None:
         """Run the plan; what `last` holds is done in any case, each part for itself."""
         write_driver(self.run_directory.root, self.token, [self.scratch])
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
-        run = str(self.run_directory.root)
-        doctor = [sys.executable, "-m", "tailwatch", "gameday", "doctor", run]
-        guard = Guard.start(
-            run=self.run_directory.root,
-            token=self.token,
-            ledger=self.evidence.ledger,
-            scratch=[self.scratch],
-            then=doctor,
-        )
-        last.callback(guard.release)
-        last.callback(remove_scratch, self.scratch, self.token)
-        last.callback(kill_for_sure, self.token)
-        make_scratch(self.scratch, self.token)
+        _interrupt_once()
         omit = [self.plan.experiments[0].expected[0].name] if self.control == "rule-removed" else []
         stack = Stack(
             self.run_directory,
@@ -132,7 +116,6 @@ class _GameDay:
             omit=omit,
             progress=self._say,
         )
-        last.callback(stack.stop)
         runner = Runner(
             self.plan,
             stack,
@@ -140,20 +123,34 @@ class _GameDay:
             StepFeed([self.run_directory.steps / f"{node}.steplog" for node in NODES]),
             alerts=stack,
             progress=self._say,
-            shield=_ignore_signals,
             control=self.control,
         )
         self._say(f"run {self.run_directory.root}")
-        ended = False
+
+        def start() -> None:
+            self._guard(last)
+            last.callback(stack.stop)
+            stack.start()
+
         try:
-            runner.run(stack.start)
-            ended = True
+            runner.run(start)
         finally:
-            _ignore_signals()
-            if not ended:
-                undo_left_open(runner.ledger)
             self._say("stopping the job and collecting the evidence")
             query_everything(stack.client(), self.evidence, self.started, time.time())
+
+    def _guard(self, last: contextlib.ExitStack) -> None:
+        run = str(self.run_directory.root)
+        guard = Guard.start(
+            run=self.run_directory.root,
+            token=self.token,
+            ledger=self.evidence.ledger,
+            scratch=[self.scratch],
+            then=[sys.executable, "-m", "tailwatch", "gameday", "doctor", run],
+        )
+        last.callback(guard.release)
+        last.callback(remove_scratch, self.scratch, self.token)
+        last.callback(kill_for_sure, self.token)
+        make_scratch(self.scratch, self.token)
 
     def _manifest(self) -> dict[str, object]:
         return describe(
@@ -182,25 +179,18 @@ class _GameDay:
                 print(f"\nreport: {page}", flush=True)
 
 
-def _ignore_signals() -> None:
-    """From here on an impatient second Ctrl-C must not leave anything behind."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+def _interrupt_once() -> None:
+    """Let the first Ctrl-C, SIGTERM or SIGHUP interrupt, and no later one.
 
+    An impatient second one would hit the undo of what the first one interrupted. Set explicitly,
+    because a shell starts background jobs with SIGINT ignored.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-def _check_targets(plan: Plan) -> None:
-    """Refuse a target that this machine's job will not have, before anything is started."""
-    for index, experiment in enumerate(plan.experiments):
-        target, place = experiment.target, f"experiments[{index}].target"
-        if target.node is not None and target.node not in NODES:
-            expected = ", ".join(NODES)
-            raise UsageError(
-                f"is {target.node!r}, expected one of: {expected}", place=f"{place}.node"
-            )
-        if target.rank is not None and target.rank >= WORLD_SIZE:
-            raise UsageError(
-                f"is {target.rank}, expected 0 to {WORLD_SIZE - 1}", place=f"{place}.rank"
-            )
-        both = target.node is not None and target.rank is not None
-        if both and NODES[(target.rank or 0) // RANKS_PER_NODE] != target.node:
-            raise UsageError(f"rank {target.rank} is not on {target.node}", place=place)
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in numbers:
+        signal.signal(number, interrupt)

@@ -191,14 +191,14 @@ class Stack:
     def check(self) -> None:
         """Raise Lost when a part is gone; a launcher that left in good order is not."""
         for process in self._watching:
-            if not process.alive():
-                raise Lost(process.name, f"ended; {process.log}: {process.last_line()}")
+            status = process.poll()
+            if status is not None:
+                raise Lost(process.name, f"ended ({_how(status)}); {_last_words(process)}")
         states = {node: process.poll() for node, process in self._launchers.items()}
         for node, status in states.items():
             if status not in (None, 0):
-                log = self._launchers[node].log
-                line = self._launchers[node].last_line()
-                raise Lost(f"launcher of {node}", f"exit status {status}; {log}: {line}")
+                words = _last_words(self._launchers[node])
+                raise Lost(f"launcher of {node}", f"ended ({_how(status or 0)}); {words}")
         if states and None not in states.values():
             raise Lost("job", "no node runs any more")
 
@@ -251,3 +251,12 @@ class Stack:
         for process in reversed(self._watching):
             with contextlib.suppress(TimeoutError):
                 process.terminate(3.0)
+
+
+def _how(status: int) -> str:
+    return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+
+
+def _last_words(process: Process) -> str:
+    line = process.last_line()
+    return f"{process.log}: {line}" if line else f"{process.log} is empty"
