@@ -128,6 +128,18 @@ def test_a_frame_cut_at_the_end_of_a_step_log_is_left_out(evidence: Path) -> Non
     assert judge(evidence).verdict == "PASSED"
 
 
+def test_a_damaged_frame_in_the_middle_is_named(evidence: Path) -> None:
+    """One flipped bit in a step log is named with its place, and damage is no pass."""
+    path = evidence / "steps/node-1.steplog"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    document = judge(evidence)
+    assert document.verdict == "INCONCLUSIVE"
+    assert "steps/node-1.steplog is damaged (" in document.reason
+    assert " bytes at " in document.reason
+
+
 @pytest.mark.parametrize(
     "name", ["timeline.jsonl", "ledger.jsonl", "webhook.jsonl", "events.jsonl"]
 )

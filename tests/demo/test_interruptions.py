@@ -30,7 +30,7 @@ def _gone(day: GameDay, within: float) -> None:
 
 @pytest.mark.parametrize(
     "moment",
-    ["starting 2 nodes", "rank-slow: fault is in force"],
+    ["starting 2 nodes", "rank-slow: the fault is in force"],
 )
 def test_kill_9_leaves_nothing_behind(moment: str, tmp_path: Path) -> None:
     """After kill -9 of the driver no process, scratch or fault is left within 30 s."""
@@ -50,7 +50,7 @@ def test_kill_9_leaves_nothing_behind(moment: str, tmp_path: Path) -> None:
 def test_ctrl_c_undoes_everything_and_aborts_within_ten_seconds(tmp_path: Path) -> None:
     """Ctrl-C in the middle of a fault: undone, nothing left, verdict ABORTED, exit status 4."""
     day = GameDay(small_plan(tmp_path / "plan.json"), tmp_path / "day", "--only", "rank-slow")
-    day.wait_for("rank-slow: fault is in force", 200)
+    day.wait_for("rank-slow: the fault is in force", 200)
     began = time.monotonic()
     for _ in range(3):  # an impatient hand must not stop the undo
         os.kill(day.process.pid, signal.SIGINT)

@@ -8,12 +8,14 @@ verdict ABORTED. Exit codes are those of the verdict.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import signal
 import sys
 import time
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 import msgspec
 
@@ -164,19 +166,23 @@ class _GameDay:
 
     def _say(self, text: str) -> None:
         stream = sys.stderr if self.json_output else sys.stdout
-        # A reader that went away (`| head`) is no reason to stop, let alone to leave a fault.
-        with contextlib.suppress(OSError):
-            print(f"[{time.time() - self.started:6.1f} s] {text}", file=stream, flush=True)
+        _print(f"[{time.time() - self.started:6.1f} s] {text}", stream)
 
     def _conclude(self, document: ReportDocument, page: Path | None) -> None:
         if self.json_output:
-            sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
+            _print(msgspec.json.encode(document).decode(), sys.stdout)
             return
-        with contextlib.suppress(BrokenPipeError):
-            print()
-            print(summary_table(document))
-            if page is not None:
-                print(f"\nreport: {page}", flush=True)
+        _print(f"\n{summary_table(document)}", sys.stdout)
+        if page is not None:
+            _print(f"\nreport: {page}", sys.stdout)
+
+
+def _print(text: str, stream: TextIO) -> None:
+    """Print a line; a reader that went away (`| head`) is no reason to leave a fault standing."""
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _interrupt_once() -> None:
