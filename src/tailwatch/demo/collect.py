@@ -20,7 +20,7 @@ QUERIES = {
     "step_p99_seconds": "tailwatch_job_step_p99_seconds",
     "late_seconds_per_step": (
         "sum by (node, rank) (rate(tailwatch_rank_late_seconds_total[5s]))"
-        " / on () group_left () sum(rate(tailwatch_job_steps_total[5s]))"
+        " / on () group_left () sum(rate(tailwatch_job_lateness_steps_total[5s]))"
     ),
     "world_size": "tailwatch_job_world_size",
     "restarts": "tailwatch_job_restarts_total",

@@ -15,11 +15,12 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from tailwatch.alerts.alertmanager import alertmanager_config
 from tailwatch.alerts.build import build as build_rules
 from tailwatch.chaos.targets import Lost
 from tailwatch.notices import read_notices
 from tailwatch.processes import Process, free_port, spawn, wait_until
-from tailwatch.prometheus.alertmanager import AlertmanagerServer, webhook_config
+from tailwatch.prometheus.alertmanager import AlertmanagerServer
 from tailwatch.prometheus.query import PrometheusClient, PrometheusError
 from tailwatch.prometheus.receiver import Receiver, start_receiver
 from tailwatch.prometheus.server import PrometheusServer, Target
@@ -80,7 +81,7 @@ class Stack:
         self._alertmanager = AlertmanagerServer(
             directory / "alertmanager",
             token=self._token,
-            config=webhook_config(self._receiver.url),
+            config=alertmanager_config(self._receiver.url, interval=SCRAPE_SECONDS),
         )
         self._alertmanager.start()
         self._watching.append(self._alertmanager.process)
