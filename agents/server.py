@@ -30,6 +30,9 @@ from tailwatch.exposition import CONTENT_TYPE, OPENMETRICS_TYPE, Snapshot
 MOST_CONNECTIONS = 64
 _HANDSHAKE_SECONDS = 10.0
 
+# In an answer of /steps: the cursor from which to ask next.
+CURSOR_HEADER = "X-Tailwatch-Cursor"
+
 
 class Reply(NamedTuple):
     """What a path answers."""

@@ -2,8 +2,9 @@
 
 Contract: every metric named here is in the catalogue, or building fails. All windows are multiples
 of the interval at which Prometheus scrapes and evaluates, tuned at 1 s: `rules(15)` is the same set
-for a cluster scraped every 15 s. Every alert has a threshold, a severity, a team, a summary, a
-description in readable units and a runbook. Nothing here needs more than Prometheus 2.42.
+for a cluster scraped every 15 s. The scrape jobs of the agents are named `tailwatch-...`. Every
+alert has a threshold, a severity, a team, a summary, a description in readable units and a runbook.
+Nothing here needs more than Prometheus 2.42.
 
 An alert is a conjunction of clauses and not one string, so that a test can take each clause's
 threshold away and see that somebody notices.
@@ -16,6 +17,7 @@ import msgspec
 from tailwatch.catalogue import metric
 
 RUNBOOKS = "alerts/runbooks"
+OWN_JOBS = "tailwatch-.*"
 _JOB = "run, workload"
 _RANK = "run, workload, node, rank"
 
@@ -89,19 +91,21 @@ def rules(interval: float = 1.0) -> RuleSet:
     late = "run_rank:tailwatch_rank_late_seconds:per_step"
     late_median = "run:tailwatch_rank_late_seconds_per_step:median"
     share = "run:tailwatch_job_steps_over_baseline:ratio"
+    # Long enough for 10 steps of a loop that a fault has slowed to one a second.
+    judging = window(12)
     recordings = (
         Recording(
             late,
             f"sum by ({_RANK}) (rate({m('rank_late_seconds_total')}[{window(5)}]))\n"
             f"/ on ({_JOB}) group_left ()\n"
             # No step in the window gives 0 / 0, which the comparison drops.
-            f"sum by ({_JOB}) (rate({m('job_steps_total')}[{window(5)}])) >= 0",
+            f"sum by ({_JOB}) (rate({m('job_lateness_steps_total')}[{window(5)}])) >= 0",
         ),
         Recording(late_median, f"quantile by ({_JOB}) (0.5, {late})"),
         Recording(
             share,
-            f"sum by ({_JOB}) (rate({m('job_steps_over_baseline_total')}[{window(8)}]))\n"
-            f"/\nsum by ({_JOB}) (rate({m('job_steps_judged_total')}[{window(8)}])) >= 0",
+            f"sum by ({_JOB}) (rate({m('job_steps_over_baseline_total')}[{judging}]))\n"
+            f"/\nsum by ({_JOB}) (rate({m('job_steps_judged_total')}[{judging}])) >= 0",
         ),
     )
     peers = f"> on ({_JOB}) group_left ()"
@@ -128,7 +132,7 @@ def rules(interval: float = 1.0) -> RuleSet:
             clauses=(
                 Clause(share, "> 0.2"),
                 Clause(
-                    f"sum by ({_JOB}) (increase({m('job_steps_judged_total')}[{window(8)}]))",
+                    f"sum by ({_JOB}) (increase({m('job_steps_judged_total')}[{judging}]))",
                     ">= 10",
                 ),
             ),
@@ -209,7 +213,8 @@ def rules(interval: float = 1.0) -> RuleSet:
         ),
         Alert(
             name="AgentDown",
-            clauses=(Clause("max by (instance) (up)", "== 0"),),
+            # Other targets of the same Prometheus are not ours to page about.
+            clauses=(Clause(f'max by (instance) (up{{job=~"{OWN_JOBS}"}})', "== 0"),),
             hold=3 * interval,
             severity="warning",
             team="platform",

@@ -7,9 +7,9 @@ named, idempotent, and need nothing but the entry's arguments, so that a guard o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +21,6 @@ from tailwatch import control
 from tailwatch.evidence import LedgerEntry
 from tailwatch.files import append_line
 from tailwatch.integrity import block_digest
-from tailwatch.processes import same_process
 
 
 def _clear_order(arguments: Mapping[str, Any]) -> str:
@@ -50,14 +49,6 @@ def _restore_byte(arguments: Mapping[str, Any]) -> str:
     return "byte restored"
 
 
-def _continue_process(arguments: Mapping[str, Any]) -> str:
-    """Let a stopped process run on; a dead one has nothing to undo."""
-    if not same_process(arguments["pid"], arguments["start_ticks"]):
-        return "the process is gone"
-    os.kill(arguments["pid"], signal.SIGCONT)
-    return "process continued"
-
-
 def _nothing(arguments: Mapping[str, Any]) -> str:
     return "nothing to undo"
 
@@ -66,7 +57,6 @@ def _nothing(arguments: Mapping[str, Any]) -> str:
 UNDO_ACTIONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "clear-order": _clear_order,
     "restore-byte": _restore_byte,
-    "continue-process": _continue_process,
     "none": _nothing,
 }
 
@@ -90,10 +80,6 @@ class Ledger:
         self._append(entry)
         return entry
 
-    def close(self, entry: LedgerEntry, reason: str) -> None:
-        """Write down that an entry is undone."""
-        self._settle(entry, "undone", reason)
-
     def undo(self, entry: LedgerEntry) -> LedgerEntry:
         """Carry out the undo of an entry and write down how it went."""
         try:
@@ -109,18 +95,42 @@ class Ledger:
 
     def _settle(self, entry: LedgerEntry, state: Any, reason: str) -> LedgerEntry:
         settled = msgspec.structs.replace(entry, state=state, reason=reason, time_ns=time.time_ns())
-        self._append(settled)
+        try:
+            self._append(settled)
+        except OSError as error:
+            # A full disk must not stop the other undos; the entry is tried again by a doctor.
+            settled.reason += f" (could not be written down: {error})"
         return settled
 
     def _append(self, entry: LedgerEntry) -> None:
         append_line(self.path, msgspec.json.encode(entry) + b"\n", durable=True)
 
 
+def undo_left_open(ledger: Ledger) -> list[LedgerEntry]:
+    """Undo what is open, each entry for itself; return how each went."""
+    return [ledger.undo(entry) for entry in ledger.left_open()]
+
+
 def read_ledger(path: Path) -> list[LedgerEntry]:
-    """Return all entries in order; a last line cut by a kill was never acted upon."""
+    """Return all entries in order; lines that are none are left out (see `damaged_lines`).
+
+    A last line cut by a kill was never acted upon.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return []
-    lines = data[: data.rfind(b"\n") + 1].splitlines()
-    return [msgspec.json.decode(line, type=LedgerEntry) for line in lines]
+    entries = []
+    for line in data[: data.rfind(b"\n") + 1].splitlines():
+        with contextlib.suppress(msgspec.MsgspecError):
+            entries.append(msgspec.json.decode(line, type=LedgerEntry))
+    return entries
+
+
+def damaged_lines(path: Path) -> int:
+    """Return how many whole lines of a ledger are no entries: nobody knows what they would undo."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return 0
+    return sum(line.endswith(b"\n") for line in lines) - len(read_ledger(path))

@@ -16,7 +16,10 @@ from tailwatch.evidence import Experiment, Plan
 
 DEMO_PLAN = Path(__file__).parent / "plans" / "demo.json"
 
+MOST_SECONDS = 3600
+_SECONDS = f"expected more than 0 and at most {MOST_SECONDS} s"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _PLACEHOLDER = re.compile(r"\{[^}]*\}")
 
 
@@ -54,9 +57,14 @@ def _check(plan: Plan, path: Path) -> None:
             raise UsageError(message, source=path, place=place)
 
     criteria = plan.criteria
-    need(criteria.n_eff >= 299, "criteria.n_eff", "below 299 a p99 has no upper bound")
-    need(criteria.baseline_seconds > 0, "criteria.baseline_seconds", "expected more than 0 s")
-    need(criteria.recovery_steps >= 1, "criteria.recovery_steps", "expected at least 1 step")
+    good = bool(_NAME.fullmatch(plan.name))
+    need(good, "name", "expected lower-case letters, digits and hyphens")
+    exact = "is the size at which a p99 has an upper bound; expected 299"
+    need(criteria.n_eff == 299, "criteria.n_eff", exact)
+    seconds = 0 < criteria.baseline_seconds <= MOST_SECONDS
+    need(seconds, "criteria.baseline_seconds", _SECONDS)
+    steps = 1 <= criteria.recovery_steps <= 10_000
+    need(steps, "criteria.recovery_steps", "expected 1 to 10000 steps")
     over = 0 <= criteria.recovery_over < criteria.recovery_steps
     need(over, "criteria.recovery_over", f"expected 0 to {criteria.recovery_steps - 1} steps")
     need(bool(plan.experiments), "experiments", "expected at least one experiment")
@@ -78,7 +86,7 @@ def _check_experiment(experiment: Experiment, place: str, path: Path) -> None:
     need(bool(experiment.expected), "expected", "expected at least one alert")
     for field in ("hold_seconds", "reaction_seconds", "recovery_seconds"):
         value = getattr(experiment, field)
-        need(0 < value <= 3600, field, f"is {value}, expected more than 0 and at most 3600 s")
+        need(0 < value <= MOST_SECONDS, field, f"is {value}, {_SECONDS}")
     if experiment.fault == "rank-slow":
         delay = experiment.delay_seconds
         needed = "expected 0.05 to 10 s a step for rank-slow"
@@ -92,10 +100,13 @@ def _check_experiment(experiment: Experiment, place: str, path: Path) -> None:
     roles: dict[str, str] = {}
     for index, alert in enumerate(experiment.expected):
         at = f"expected[{index}]"
-        need(alert.deadline_seconds > 0, f"{at}.deadline_seconds", "expected more than 0 s")
+        need(bool(alert.name), f"{at}.name", "expected the name of an alert")
+        need(0 < alert.deadline_seconds <= MOST_SECONDS, f"{at}.deadline_seconds", _SECONDS)
         resolved = alert.resolved_seconds
-        need(resolved is None or resolved > 0, f"{at}.resolved_seconds", "expected more than 0 s")
+        fits = resolved is None or 0 < resolved <= MOST_SECONDS
+        need(fits, f"{at}.resolved_seconds", _SECONDS)
         for label, value in alert.labels.items():
+            need(bool(_LABEL.fullmatch(label)), f"{at}.labels", f"{label!r} is no label name")
             unknown = set(_PLACEHOLDER.findall(value)) - {"{node}", "{rank}"}
             need(not unknown, f"{at}.labels.{label}", "knows only {node} and {rank}")
         roles[alert.name] = "expected"

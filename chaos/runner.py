@@ -1,15 +1,17 @@
-"""The runner: one experiment after the other, everything it does and sees written down first.
+"""The runner: one experiment after the other, everything it does and sees written down.
 
 Contract: it injects only after the undo is durable in the ledger, never starts an experiment whose
-baseline check failed, and undoes what it did whatever happens. It decides nothing about verdicts:
-the judge reads what it wrote. Stops early when a part is lost (`lost`), when wall clock and
-monotonic clock part (`clock_jump`), or when it is interrupted (`aborted`).
+baseline check failed, and undoes what it did whatever happens; whoever calls it lets only the first
+interrupt through. It decides nothing about verdicts: the judge reads what it wrote. Stops early
+when a part is lost (`lost`), when wall clock and monotonic clock part (`clock_jump`), or when it is
+interrupted or fails (`aborted`).
 
 Cost: polls step logs and files five times a second.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -20,37 +22,23 @@ from tailwatch.chaos.controls import Control, tie
 from tailwatch.chaos.faults import FaultContext, make_fault
 from tailwatch.chaos.faults.fault import Fault
 from tailwatch.chaos.feed import StepFeed
-from tailwatch.chaos.ledger import Ledger
+from tailwatch.chaos.ledger import Ledger, undo_left_open
 from tailwatch.chaos.targets import JobTarget, Lost
-from tailwatch.evidence import (
-    EvidenceDirectory,
-    Experiment,
-    LedgerEntry,
-    Observation,
-    ObservationKind,
-    Plan,
-)
-from tailwatch.files import append_line, write_durably
+from tailwatch.chaos.timeline import Timeline
+from tailwatch.errors import UsageError
+from tailwatch.evidence import EvidenceDirectory, Experiment, LedgerEntry, ObservationKind, Plan
+from tailwatch.files import write_durably
+from tailwatch.jobsteps import JobStep
 from tailwatch.processes import StartError
 
 POLL_SECONDS = 0.2
-CLOCK_JUMP_SECONDS = 1.0
 HEARTBEAT_SECONDS = 5.0
-# How long an undo may take to show, and how long the fault may take to show.
-UNDO_SEEN_SECONDS = 30.0
+CLOCK_JUMP_SECONDS = 1.0
+# How long a target may take to be ready, the fault to show, and its undo to show.
+READY_SECONDS = 60.0
 INJECTION_SEEN_SECONDS = 30.0
-
-
-class Clock(Protocol):
-    """Wall and monotonic time in nanoseconds; injected, so that a jump can be tested."""
-
-    def time_ns(self) -> int:
-        """Wall time."""
-        ...
-
-    def monotonic_ns(self) -> int:
-        """Monotonic time."""
-        ...
+UNDO_SEEN_SECONDS = 30.0
+QUIET_SECONDS = 30.0
 
 
 class ClockJump(Exception):
@@ -61,13 +49,23 @@ class NoBaseline(Exception):
     """The job never gave a baseline, or was not back on it before the next experiment."""
 
 
+class AlertView(Protocol):
+    """What has come in at the receiver, by name; the judge reads the receiver's own log."""
+
+    def firing(self) -> set[str]:
+        """Alerts whose last notification was firing."""
+        ...
+
+    def delivered(self, since_ns: int) -> set[str]:
+        """Alerts delivered as firing since a wall time."""
+        ...
+
+
 class Runner:
     """Runs one plan against one job.
 
     Args:
         progress: told in a sentence what is going on.
-        deliveries: returns the names of alerts delivered as resolved or firing so far, to wait for
-            resolved notifications; what counts is judged from the receiver's own log.
     """
 
     def __init__(
@@ -77,86 +75,92 @@ class Runner:
         evidence: EvidenceDirectory,
         feed: StepFeed,
         *,
-        firing: Callable[[], set[str]],
+        alerts: AlertView,
         progress: Callable[[str], None],
         control: Control | None = None,
-        clock: Clock = time,
+        timeline: Timeline | None = None,
     ) -> None:
         self.plan = plan
         self.job = job
         self.evidence = evidence
         self.feed = feed
         self.ledger = Ledger(evidence.ledger)
-        self._firing = firing
+        self.timeline = timeline or Timeline(evidence.timeline)
+        self._alerts = alerts
         self._progress = progress
         self._control = control
-        self._clock = clock
-        self._offset_ns = clock.time_ns() - clock.monotonic_ns()
-        self._experiment: Experiment | None = None
-        self._window: tuple[int, int, int, str] = (0, 0, 0, "")
+        self._window: list[JobStep] = []
         self._upper = 0.0
-        self._undone_ns = 0
         self._said = 0.0
 
     def run(self, start: Callable[[], None]) -> None:
-        """Call `start` to bring the job up, and run the plan; returns when it is over."""
-        write_durably(
-            self.evidence.plan, msgspec.json.format(msgspec.json.encode(self.plan), indent=2)
-        )
-        self.note("run_started", run=self.job.run.name, plan=self.plan.name)
+        """Call `start` to bring the job up, and run the plan; returns when it is over.
+
+        An error that nobody foresaw is raised again, after everything has been undone.
+        """
+        ending: tuple[ObservationKind, dict[str, Any]] | None = None
+        unforeseen: Exception | None = None
         try:
-            start()
-            self._baseline()
-            for experiment in self.plan.experiments:
-                self._experiment = experiment
-                recovered = self._run_experiment(experiment)
-                self._experiment = None
-                if not recovered and experiment is not self.plan.experiments[-1]:
-                    raise NoBaseline(f"the job is not back on its baseline after {experiment.name}")
+            self._run(start)
         except KeyboardInterrupt:
-            self._undo_everything()
-            self.note("aborted", reason="interrupted")
-        except StartError as error:
-            self._undo_everything()
-            self.note("lost", what="start", reason=str(error))
+            ending = "aborted", {"reason": "interrupted"}
+        except (StartError, UsageError) as error:
+            ending = "lost", {"what": "start", "reason": str(error)}
         except Lost as lost:
-            self._undo_everything()
-            self.note("lost", what=lost.what, reason=lost.reason)
+            ending = "lost", {"what": lost.what, "reason": lost.reason}
         except ClockJump as jump:
-            self._undo_everything()
-            self.note("clock_jump", seconds=jump.args[0])
+            ending = "clock_jump", {"seconds": jump.args[0]}
         except NoBaseline as reason:
-            self.note("baseline_not_met", reason=str(reason))
+            ending = "baseline_not_met", {"reason": str(reason)}
         except OSError as error:
             # Disk full, permission lost: without evidence there is no verdict.
-            self._undo_everything()
-            self.note("aborted", reason=f"cannot go on: {error}")
-        self._experiment = None
-        self.note("run_finished")
+            ending = "aborted", {"reason": f"cannot go on: {error}"}
+        except Exception as error:
+            ending = "aborted", {"reason": f"failed: {type(error).__name__}: {error}"}
+            unforeseen = error
+        self._end(ending)
+        if unforeseen is not None:
+            raise unforeseen
 
-    def note(self, kind: ObservationKind, **data: Any) -> None:
-        """Write one observation, durably."""
-        observation = Observation(
-            time_ns=self._clock.time_ns(),
-            mono_ns=self._clock.monotonic_ns(),
-            kind=kind,
-            experiment=self._experiment.name if self._experiment else None,
-            data=data,
-        )
-        append_line(self.evidence.timeline, msgspec.json.encode(observation) + b"\n", durable=True)
+    def _run(self, start: Callable[[], None]) -> None:
+        plan = msgspec.json.format(msgspec.json.encode(self.plan), indent=2)
+        write_durably(self.evidence.plan, plan)
+        self.timeline.note("run_started", run=self.job.run.name, plan=self.plan.name)
+        start()
+        self._baseline()
+        for experiment in self.plan.experiments:
+            self.timeline.experiment = experiment.name
+            recovered = self._run_experiment(experiment)
+            self.timeline.experiment = None
+            if not recovered and experiment is not self.plan.experiments[-1]:
+                raise NoBaseline(f"the job is not back on its baseline after {experiment.name}")
+
+    def _end(self, ending: tuple[ObservationKind, dict[str, Any]] | None) -> None:
+        """Undo what is open unless the plan ran to its end, and write down how it ended."""
+        if ending is not None:
+            self._progress(
+                f"{ending[0].replace('_', ' ')}: {', '.join(map(str, ending[1].values()))}"
+            )
+            undo_left_open(self.ledger)
+        # On a full disk these lines are missing, and the judge sees a run without an end.
+        with contextlib.suppress(OSError):
+            if ending is not None:
+                self.timeline.note(ending[0], **ending[1])
+            self.timeline.experiment = None
+            self.timeline.note("run_finished")
 
     def _wait(self, seconds: float, done: Callable[[], Any] = lambda: None) -> Any:
         """Poll until `done` returns something true; return that, or its last value at the end."""
-        deadline = self._clock.monotonic_ns() + int(seconds * 1e9)
+        deadline = self.timeline.monotonic() + seconds
         while True:
             self.feed.poll()
             self.job.check()
-            jump = (self._clock.time_ns() - self._clock.monotonic_ns() - self._offset_ns) / 1e9
+            jump = self.timeline.jump_seconds()
             if abs(jump) > CLOCK_JUMP_SECONDS:
                 raise ClockJump(jump)
             self._heartbeat()
             result = done()
-            if result or self._clock.monotonic_ns() > deadline:
+            if result or self.timeline.monotonic() > deadline:
                 return result
             time.sleep(POLL_SECONDS)
 
@@ -186,15 +190,15 @@ class Runner:
             )
         first, last = int(baseline["first_step"]), int(baseline["last_step"])
         inside = [s for s in self.feed.steps if s.comparable and first <= s.step <= last]
-        attempt, configuration = inside[-1].attempt, inside[-1].configuration
-        self._window = (attempt, first, last, configuration)
+        attempt = inside[-1].attempt
+        self._window = [step for step in inside if step.attempt == attempt]
         self._upper = baseline["upper"]
-        self.note(
+        self.timeline.note(
             "baseline",
             attempt=attempt,
             first_step=first,
             last_step=last,
-            configuration=configuration,
+            configuration=inside[-1].configuration,
             n=int(baseline["n"]),
             n_eff=baseline["n_eff"],
             p99={key: baseline[key] for key in ("estimate", "lower", "upper")},
@@ -205,95 +209,72 @@ class Runner:
         )
 
     def _run_experiment(self, experiment: Experiment) -> bool:
-        attempt, first, last, _ = self._window
-        window = [
-            step
-            for step in self.feed.steps
-            if step.attempt == attempt and step.comparable and first <= step.step <= last
-        ]
-        context = FaultContext(experiment, self.job, self.feed, self.ledger, window)
+        context = FaultContext(experiment, self.job, self.feed, self.ledger, self._window)
         fault = make_fault(context)
         tie(fault, self._control)
         self._progress(f"{experiment.name}: {experiment.hypothesis}")
-        self.note("experiment_started")
-        try:
-            target = fault.resolve()
-        except StartError as error:
-            raise Lost("target", str(error)) from None
-        self.note("target", **target)
-        undo, arguments = fault.undo_action()
-        entry = self.ledger.open(experiment.name, undo, arguments)
-        self.note("injecting", ledger=entry.id)
-        self.note("injected", **fault.inject())
-        self._hold(experiment, fault)
-        recovered = self._undo(experiment, fault, entry) and self._recover(experiment)
-        self.note("experiment_finished")
+        self.timeline.note("experiment_started")
+        if not self._wait(READY_SECONDS, fault.ready):
+            raise Lost("target", f"not ready for {experiment.fault} within {READY_SECONDS:g} s")
+        self.timeline.note("target", **fault.resolve())
+        entry = self.ledger.open(experiment.name, *fault.undo_action())
+        self.timeline.note("injecting", ledger=entry.id)
+        injected_ns = self.timeline.note("injected", **fault.inject())
+        self._hold(experiment, fault, injected_ns)
+        undone_ns = self._undo(experiment, fault, entry)
+        recovered = undone_ns is not None and self._recover(experiment, undone_ns)
+        self.timeline.note("experiment_finished")
         return recovered
 
-    def _hold(self, experiment: Experiment, fault: Fault) -> None:
+    def _hold(self, experiment: Experiment, fault: Fault, injected_ns: int) -> None:
         facts = self._wait(INJECTION_SEEN_SECONDS, fault.seen)
-        if facts:
-            self.note("injection_seen", seen=True, **facts)
-            self._progress(f"{experiment.name}: fault is in force")
-        else:
-            self.note("injection_seen", seen=False)
-            self._progress(f"{experiment.name}: fault could not be seen at the target")
+        self.timeline.note("injection_seen", seen=bool(facts), **(facts or {}))
+        if not facts:
+            self._progress(f"{experiment.name}: the fault cannot be seen at the target")
             return
+        self._progress(f"{experiment.name}: the fault is in force")
+        began = self.timeline.monotonic()
         if not self._wait(experiment.reaction_seconds, fault.reacted):
             self._progress(f"{experiment.name}: the job has not reacted as it must")
         if fault.holds:
-            began = self._clock.monotonic_ns()
             expected = {alert.name for alert in experiment.expected}
             slowest = max(alert.deadline_seconds for alert in experiment.expected)
-            self._wait(slowest, lambda: expected <= self._firing())
-            rest = experiment.hold_seconds - (self._clock.monotonic_ns() - began) / 1e9
-            if rest > 0:
-                self._wait(rest)
+            self._wait(slowest, lambda: expected <= self._alerts.delivered(injected_ns))
+            self._wait(experiment.hold_seconds - (self.timeline.monotonic() - began))
 
-    def _undo(self, experiment: Experiment, fault: Fault, entry: LedgerEntry) -> bool:
-        self.note("undoing")
+    def _undo(self, experiment: Experiment, fault: Fault, entry: LedgerEntry) -> int | None:
+        """Undo the fault; return the wall time, or None when the undo does not show."""
+        self.timeline.note("undoing")
         mode = fault.undo(entry)
-        self._undone_ns = self._clock.time_ns()
-        self.note("undone", mode=mode)
+        undone_ns = self.timeline.note("undone", mode=mode)
         facts = self._wait(UNDO_SEEN_SECONDS, fault.undo_seen)
-        self.note("undo_seen", **({"seen": True, **facts} if facts else {"seen": False}))
+        self.timeline.note("undo_seen", seen=bool(facts), **(facts or {}))
         if not facts:
             self._progress(f"{experiment.name}: the undo does not show")
-            return False
+            return None
         self._progress(f"{experiment.name}: undone, waiting for p99 to come back")
-        return True
+        return undone_ns
 
-    def _recover(self, experiment: Experiment) -> bool:
-        undone_ns = self._undone_ns
+    def _recover(self, experiment: Experiment, undone_ns: int) -> bool:
         criteria = self.plan.criteria
-        configuration = self._window[3]
+        configuration = self._window[-1].configuration
 
-        def after() -> list[Any]:
-            steps = [
-                step
-                for step in self.feed.since(undone_ns)
-                if step.comparable and step.configuration == configuration
-            ]
-            return steps[: criteria.recovery_steps]
+        def after() -> list[JobStep]:
+            steps = self.feed.since(undone_ns)
+            mine = [s for s in steps if s.comparable and s.configuration == configuration]
+            return mine[: criteria.recovery_steps]
 
         self._wait(experiment.recovery_seconds, lambda: len(after()) >= criteria.recovery_steps)
         steps = after()
         over = sum(step.duration_s > self._upper for step in steps)
         seen = len(steps) == criteria.recovery_steps and over <= criteria.recovery_over
         first = steps[0].step if steps else None
-        self.note("recovered", seen=seen, first_step=first, steps=len(steps), over=over)
+        self.timeline.note("recovered", seen=seen, first_step=first, steps=len(steps), over=over)
         self._progress(
             f"{experiment.name}: {over} of {len(steps)} steps above the baseline's upper bound"
         )
-        waiting = {a.name for a in experiment.expected if a.resolved_seconds is not None}
+        # Resolved notifications belong to this experiment, and the next one's alerts to itself.
+        listed = {alert.name for alert in experiment.expected} | set(experiment.allowed)
         patience = max((a.resolved_seconds or 0.0 for a in experiment.expected), default=0.0)
-        spent = (self._clock.time_ns() - undone_ns) / 1e9
-        self._wait(max(patience - spent, 1.0), lambda: not waiting & self._firing())
-        # The next experiment's alerts must be its own: let the last ones of this one end.
-        listed = {a.name for a in experiment.expected} | set(experiment.allowed)
-        self._wait(30.0, lambda: not listed & self._firing())
+        self._wait(max(patience, QUIET_SECONDS), lambda: not listed & self._alerts.firing())
         return seen
-
-    def _undo_everything(self) -> None:
-        for entry in self.ledger.left_open():
-            self.ledger.undo(entry)

@@ -20,6 +20,8 @@ class TrainerConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
     The task: a prompt is `digits_min` to `digits_max` digits and a separator, the answer the digits
     reversed and an end mark, the reward 1 for exactly that and 0 otherwise. Prompts of mixed
     length keep the reward rising for hundreds of iterations: short ones are solved first.
+    `leave_seconds` is how long an order to leave or to re-form may take: longer than an iteration
+    with a checkpoint, shorter than the grace period of whoever evicts.
     """
 
     seed: int = 0
@@ -46,6 +48,7 @@ class TrainerConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
     checkpoint_keep: int = 4
     warmup_steps: int = 5
     max_steps: int = 100_000
+    leave_seconds: float = 30.0
 
     def check(self, world_size: int | None = None) -> None:
         """Raise UsageError naming the first field that cannot be."""
@@ -55,15 +58,25 @@ class TrainerConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
                 found = getattr(self, field)
                 raise UsageError(f"is {found}, expected {expected}", place=field)
 
-        for field in ("layers", "d_model", "heads", "experts", "d_expert", "prompts", "updates"):
-            need(getattr(self, field) >= 1, field, "at least 1")
+        limits = {
+            "layers": 128, "d_model": 16_384, "heads": 256, "experts": 1024, "d_expert": 65_536,
+            "prompts": 65_536, "updates": 64, "sft_sequences": 65_536,
+        }  # fmt: skip
+        for field, most in limits.items():
+            need(1 <= getattr(self, field) <= most, field, f"1 to {most}")
         need(self.d_model % self.heads == 0, "heads", f"a divisor of d_model {self.d_model}")
         need(1 <= self.top_k <= self.experts, "top_k", f"1 to {self.experts}")
         need(2 <= self.base <= 10, "base", "2 to 10")
-        need(self.group >= 2, "group", "at least 2: an advantage needs a group")
+        need(2 <= self.group <= 1024, "group", "2 to 1024: an advantage needs a group")
         need(1 <= self.digits_min <= self.digits_max, "digits_min", f"1 to {self.digits_max}")
         need(self.digits_max <= 64, "digits_max", "at most 64")
         need(self.sft_steps >= 0, "sft_steps", "0 or more")
+        need(self.warmup_steps >= 0, "warmup_steps", "0 or more")
+        need(0 <= self.aux_weight < 10, "aux_weight", "0 or more and below 10")
+        need(0 < self.clip_low < 1, "clip_low", "above 0 and below 1")
+        need(0 < self.clip_high < 10, "clip_high", "above 0 and below 10")
+        need(0 < self.leave_seconds <= 3600, "leave_seconds", "above 0 and at most 3600 s")
+        need(0 <= self.seed < 2**31, "seed", "0 or more and below 2**31")
         for field in ("learning_rate", "sft_learning_rate"):
             need(0 < getattr(self, field) < 1, field, "above 0 and below 1")
         need(self.checkpoint_every >= 1, "checkpoint_every", "at least 1 step")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tailwatch.control import Order
 from tailwatch.records import Stage
-from tailwatch.trainer.checkpoint import CheckpointStore
+from tailwatch.trainer.checkpoint import CheckpointStore, Emit, SaveError
 from tailwatch.trainer.config import TrainerConfig
 from tailwatch.trainer.ep import GlooExchange
 from tailwatch.trainer.orders import Answer, RankOrders
@@ -46,6 +46,7 @@ class Trainer:
         checkpoints: CheckpointStore,
         orders: RankOrders,
         answer: Answer,
+        emit: Emit,
         attempt: int,
         state: TrainerState,
     ) -> None:
@@ -58,6 +59,7 @@ class Trainer:
         self.checkpoints = checkpoints
         self.orders = orders
         self.answer = answer
+        self.emit = emit
         self.attempt = attempt
         self.state = state
         self.task = ReverseDigits(config)
@@ -100,7 +102,7 @@ class Trainer:
     def _grpo_iteration(self) -> Outcome | None:
         config, task, recorder = self.config, self.task, self.recorder
         self._begin("grpo")
-        with recorder.phase("weight_sync"):
+        with recorder.phase("weight_sync"), recorder.wait("dp"):
             self.rollouts.sync(self.state.iteration)
         with recorder.phase("data"):
             per_rank = config.prompts // self.world_size
@@ -117,9 +119,8 @@ class Trainer:
             advantages = group_advantages(rewards, config.group)
             mask = task.answer_mask(completions)
             sums = torch.tensor([float(mask.sum()), float(rewards.sum())], dtype=torch.float64)
-            started = time.monotonic_ns()
-            dist.all_reduce(sums)
-            recorder.add_wait("dp", time.monotonic_ns() - started)
+            with recorder.wait("dp"):
+                dist.all_reduce(sums)
             total_tokens, reward_sum = sums.tolist()
             self._last_reward = reward_sum / (config.prompts * config.group)
 
@@ -173,7 +174,8 @@ class Trainer:
             extra = torch.stack([loss.detach(), torch.tensor(float(ordered))])
             flat = torch.cat([p.grad.reshape(-1) for p in self._shared if p.grad is not None])
             flat = torch.cat([flat, extra])
-            dist.all_reduce(flat)
+            with recorder.wait("dp"):
+                dist.all_reduce(flat)
             at = 0
             for parameter in self._shared:
                 if parameter.grad is not None:
@@ -205,7 +207,7 @@ class Trainer:
             rows_to=self.exchange.rows_to,
             rows_from=self.exchange.rows_from,
             expert_tokens=[sum(layer) for layer in zip(*experts, strict=True)],
-            policy_version=state.iteration,
+            policy_version=self.rollouts.version,
             staleness=staleness,
             loss=global_loss,
             reward=reward,
@@ -216,16 +218,23 @@ class Trainer:
         return self._end(ending)
 
     def _save(self) -> None:
-        self.checkpoints.save(
-            self.state.tensors(),
-            step=self.state.step,
-            iteration=self.state.iteration,
-            attempt=self.attempt,
-            extra={"world_size": self.world_size},
-        )
+        """Save; a failure is told and costs a checkpoint, not the job."""
+        try:
+            self.checkpoints.save(
+                self.state.tensors(),
+                step=self.state.step,
+                iteration=self.state.iteration,
+                attempt=self.attempt,
+                extra={"world_size": self.world_size},
+            )
+        except SaveError as error:
+            self.emit("failure", self.state.step, {"checkpoint": str(error)[:512]})
 
     def _end(self, ending: list[Order]) -> Outcome | None:
         if not ending:
             return None
-        leaving = {order.node for order in ending if order.kind == "leave"}
+        leaving = sorted({str(order.node) for order in ending if order.kind == "leave"})
+        self.emit("leave" if leaving else "rejoin", self.state.step, {"nodes": leaving})
+        # Nobody may exit before rank 0 has written: an exit makes the launcher end its siblings.
+        dist.barrier()
         return "left" if self.node in leaving else "reform"

@@ -5,7 +5,7 @@ complete when all ranks of its (attempt, step) are there; steps of an attempt co
 one that a later one has overtaken never will. What an attempt left unfinished is dropped
 `GRACE_SECONDS` after it was superseded, so that a node that is asked last is still heard.
 
-Cost: about 1 us a record and 60 us a job step, more ranks cost array operations only.
+Cost: about 1 us a record and 60 us a job step; more ranks cost array operations only.
 """
 
 from __future__ import annotations
@@ -15,38 +15,24 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from tailwatch.jobsteps import WAIT_GROUP
-from tailwatch.records import Stage, StepRecord
+from tailwatch.jobsteps import JobStep, job_step
+from tailwatch.records import StepRecord
 
 GRACE_SECONDS = 10.0
 MAX_PENDING_RECORDS = 200_000
 
 
 class CompleteStep(msgspec.Struct, kw_only=True, frozen=True):
-    """One step of the job. `late_s[i]` belongs to `late_of[i]`, a (node, rank)."""
+    """One step of the job, and what only the job agent makes of its records.
 
-    attempt: int
-    step: int
-    iteration: int
-    configuration: str
-    stage: Stage
-    warmup: bool
-    world_size: int
-    duration_s: float
-    end_ns: int
-    loss: float | None
-    reward: float | None
-    late_of: list[tuple[str, int]]
-    late_s: NDArray[np.float64]
+    `nodes` says from which node's log each rank's record came, `phases_s` is the ranks' mean.
+    """
+
+    job: JobStep
+    nodes: dict[int, str]
     phases_s: dict[str, float]
     expert_load_max_ratio: float | None
-
-    @property
-    def comparable(self) -> bool:
-        """Whether the step may stand in a baseline or be compared with one."""
-        return self.stage == "grpo" and not self.warmup
 
 
 class Held(NamedTuple):
@@ -109,52 +95,17 @@ class Assembler:
         return oldest
 
 
-def late_seconds(waits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each rank's own lateness: median of the others' waits minus its own, at least 0.
-
-    Shape of `waits` and of the result: (ranks,), same unit.
-    """
-    others = len(waits) - 1
-    if others < 1:
-        return np.zeros(len(waits))
-    order = np.argsort(waits, kind="stable")
-    ordered = waits[order]
-    place = np.empty(len(waits), dtype=np.int64)
-    place[order] = np.arange(len(waits))
-    # Without the rank at `place`, the k-th of the others is the k-th or the (k+1)-th of all.
-    low, high = (others - 1) // 2, others // 2
-    below = ordered[np.where(place <= low, low + 1, low)]
-    above = ordered[np.where(place <= high, high + 1, high)]
-    late: NDArray[np.float64] = np.maximum((below + above) / 2 - waits, 0.0)
-    return late
-
-
 def complete(held: list[Held]) -> CompleteStep:
     """Return the job step of all its ranks' records, which are in order of rank."""
     records = [h.record for h in held]
-    first = records[0]
-    waiting = [h for h in held if WAIT_GROUP in h.record.waits_ns]
-    waits = np.array([h.record.waits_ns[WAIT_GROUP] for h in waiting], dtype=np.float64) / 1e9
-    rewards = [r.reward for r in records if r.reward is not None]
     phases: dict[str, float] = {}
     for record in records:
         for phase, spent_ns in record.phases_ns.items():
             phases[phase] = phases.get(phase, 0.0) + spent_ns
     scale = 1e9 * len(records)
     return CompleteStep(
-        attempt=first.attempt,
-        step=first.step,
-        iteration=first.iteration,
-        configuration=first.configuration,
-        stage=first.stage,
-        warmup=any(r.warmup for r in records),
-        world_size=first.world_size,
-        duration_s=max(r.duration_ns for r in records) / 1e9,
-        end_ns=max(r.start_ns + r.duration_ns for r in records),
-        loss=first.loss,
-        reward=sum(rewards) / len(rewards) if rewards else None,
-        late_of=[(h.node, h.record.rank) for h in waiting],
-        late_s=late_seconds(waits),
+        job=job_step(records),
+        nodes={h.record.rank: h.node for h in held},
         phases_s={phase: spent / scale for phase, spent in phases.items()},
         expert_load_max_ratio=_load_ratio(records),
     )

@@ -44,6 +44,7 @@ class JobMetrics:
         snapshot.add_histogram(
             "tailwatch_job_step_seconds", state.histogram, state.histogram_seconds, **labels
         )
+        snapshot.add("tailwatch_job_lateness_steps_total", state.lateness_steps, **labels)
         snapshot.add("tailwatch_job_steps_judged_total", state.judged, **labels)
         snapshot.add("tailwatch_job_steps_over_baseline_total", state.over, **labels)
         snapshot.add("tailwatch_job_restarts_total", state.restarts, **labels)

@@ -2,7 +2,8 @@
 
 Contract: one request in flight a node, so a node that hangs delays nobody else and costs one
 thread. What was fetched is handed over in the order of its log; a cursor moves only with frames
-that were. A node whose log was begun anew is read from its start.
+that were, and over damage that the node names. A node whose log was begun anew is read from its
+start.
 
 Cost: one GET a node and interval on a kept connection.
 """
@@ -15,12 +16,11 @@ import socket
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
-from tailwatch.agents.server import parse_address
+from tailwatch.agents.server import CURSOR_HEADER, parse_address
 from tailwatch.agents.service import log
 
 LIMIT_BYTES = 1 << 20
 TIMEOUT_SECONDS = 5.0
-_CURSOR_HEADER = "X-Tailwatch-Cursor"
 _THREADS = 32
 
 
@@ -66,11 +66,14 @@ class NodeLog:
         if response.status == 416 and cursor > 0:
             log(f"node {self.node}: its log was begun anew; read from the start")
             return b"", 0
-        following = response.getheader(_CURSOR_HEADER)
-        if response.status != 200 or following is None or int(following) != cursor + len(body):
+        following = response.getheader(CURSOR_HEADER)
+        end = cursor + len(body)
+        if response.status != 200 or following is None or int(following) < end:
             text = body[:200].decode(errors="replace").strip()
             raise ValueError(f"/steps answered {response.status} {text}")
-        return body, cursor + len(body)
+        if int(following) > end:
+            log(f"node {self.node}: its log is damaged from {end} to {following}, passed over")
+        return body, int(following)
 
     def abort(self) -> None:
         """End a request in flight at once."""

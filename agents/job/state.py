@@ -22,6 +22,7 @@ from tailwatch.agents.service import log
 from tailwatch.catalogue import STEP_SECONDS_BOUNDS
 from tailwatch.errors import UsageError
 from tailwatch.files import write_durably
+from tailwatch.jobsteps import JobStep
 from tailwatch.records import Event, StepRecord
 
 VERSION = 1
@@ -77,6 +78,7 @@ class JobState(msgspec.Struct, kw_only=True):
     judged: int = 0
     over: int = 0
     late: dict[str, dict[int, float]] = {}
+    lateness_steps: int = 0
     present: set[tuple[str, int]] = set()
     phases: dict[str, float] = {}
     refused: int = 0
@@ -112,23 +114,25 @@ class JobState(msgspec.Struct, kw_only=True):
 
     def take_step(self, done: CompleteStep) -> bool:
         """Take one job step; return whether a baseline was found with it."""
-        self.steps[done.stage] += 1
-        self.histogram[bisect_left(STEP_SECONDS_BOUNDS, done.duration_s)] += 1
-        self.histogram_seconds += done.duration_s
+        job = done.job
+        self.steps[job.stage] += 1
+        self.histogram[bisect_left(STEP_SECONDS_BOUNDS, job.duration_s)] += 1
+        self.histogram_seconds += job.duration_s
         for phase, seconds in done.phases_s.items():
             self.phases[phase] = self.phases.get(phase, 0.0) + seconds
-        if not done.warmup:
-            for (node, rank), late in zip(done.late_of, done.late_s.tolist(), strict=True):
-                ranks = self.late.setdefault(node, {})
+        if job.late_s and not job.warmup:
+            self.lateness_steps += 1
+            for rank, late in job.late_s.items():
+                ranks = self.late.setdefault(done.nodes[rank], {})
                 ranks[rank] = ranks.get(rank, 0.0) + late
-        if done.attempt == self.attempt:
-            self.last_step_end_ns = done.end_ns
-            self.loss, self.reward = done.loss, done.reward
+        if job.attempt == self.attempt:
+            self.last_step_end_ns = job.end_ns
+            self.loss, self.reward = job.loss, job.reward
             self.expert_load_max_ratio = done.expert_load_max_ratio
-        self._take_iteration(done)
-        return done.comparable and self._take_comparable(done)
+        self._take_iteration(job)
+        return job.comparable and self._take_comparable(job)
 
-    def _take_comparable(self, done: CompleteStep) -> bool:
+    def _take_comparable(self, done: JobStep) -> bool:
         window = self.windows.setdefault(done.configuration, Window()).steps
         window.append(done.duration_s)
         del window[:-WINDOW]
@@ -147,7 +151,7 @@ class JobState(msgspec.Struct, kw_only=True):
         del self.searches[done.configuration]
         return True
 
-    def _take_iteration(self, done: CompleteStep) -> None:
+    def _take_iteration(self, done: JobStep) -> None:
         current = self.open_iteration
         follows = (done.attempt, done.step) == (current.attempt, current.last_step + 1)
         if follows and done.iteration == current.iteration:

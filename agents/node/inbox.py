@@ -49,6 +49,14 @@ class _Origin(msgspec.Struct):
 _origin = msgspec.msgpack.Decoder(_Origin).decode
 
 
+def _inode(path: Path | None) -> int | None:
+    """Return the inode of a file; None when there is none to be had."""
+    try:
+        return path.stat().st_ino if path else None
+    except OSError:
+        return None
+
+
 class Logged:
     """What the log holds of the rings that exist now."""
 
@@ -110,6 +118,8 @@ class RingInbox:
         self._there_at_start = frozenset(paths)
         self._logged = Logged(log_path, {path.name for path in paths.values()})
         self.log = StepLog(log_path)
+        for begin, end in self.log.damaged.items():
+            log(f"{log_path}: damaged from {begin} to {end}; what was there is lost")
         self.rings: dict[str, OpenRing] = {}
         self.broken: dict[str, str] = {}
         self.unnamed = 0
@@ -136,17 +146,17 @@ class RingInbox:
         self.unnamed = 0
         for name in [n for n in self.broken if n not in present]:
             del self.broken[name]
-        gone = [name for name in self.rings if name not in present]
+        gone = [
+            name for name, ring in self.rings.items() if _inode(present.get(name)) != ring.inode
+        ]
         if gone:
+            # Their files can be read as long as they are open: the last records are in there.
             self.drain()
         for name in gone:
             self._let_go(name)
         fresh: dict[str, OpenRing] = {}
         for name, path in present.items():
             try:
-                known = self.rings.get(name)
-                if known is not None and known.inode != path.stat().st_ino:
-                    self._let_go(name)
                 if name not in self.rings:
                     fresh[name] = self._open(name, path)
             except FileNotFoundError:
@@ -223,10 +233,11 @@ class RingInbox:
         return len(written)
 
     def _let_go(self, name: str) -> None:
-        ring = self.rings.pop(name)
-        self._claims.drop(ring)
-        self._lost_closed += ring.lost
-        ring.reader.close()
+        ring = self.rings.pop(name, None)
+        if ring is not None:
+            self._claims.drop(ring)
+            self._lost_closed += ring.lost
+            ring.reader.close()
 
     def current(self) -> list[OpenRing]:
         """Return the rings that speak for their ranks, one a rank."""

@@ -22,7 +22,7 @@ from tailwatch.agents.node.collectors.steps import StepsCollector
 from tailwatch.agents.node.doorbell import Doorbell, queue_length
 from tailwatch.agents.node.flags import Flags, parse
 from tailwatch.agents.node.watch import Watch
-from tailwatch.agents.server import AgentServer, Reply, Route
+from tailwatch.agents.server import CURSOR_HEADER, AgentServer, Reply, Route
 from tailwatch.agents.service import (
     log,
     make_directory,
@@ -37,11 +37,10 @@ POLL_SECONDS = 0.2
 RENDER_SECONDS = 1.0
 ONCE_SECONDS = 10.0
 MAX_LIMIT = 4 << 20
-CURSOR_HEADER = "X-Tailwatch-Cursor"
 
 
 class StepsRoute:
-    """Answers `/steps`: whole frames of the step log from a cursor on."""
+    """Answers `/steps`: whole frames of the step log from a cursor on, up to damage if any."""
 
     def __init__(self, steplog: StepLog) -> None:
         self._log = steplog
@@ -55,7 +54,7 @@ class StepsRoute:
             frames = self._log.read(int(cursor), min(int(limit), MAX_LIMIT))
         except ValueError as error:
             return Reply(416, f"{error}\n".encode())
-        following = str(int(cursor) + len(frames))
+        following = str(self._log.next_frame(int(cursor) + len(frames)))
         return Reply(200, frames, "application/octet-stream", ((CURSOR_HEADER, following),))
 
 

@@ -15,14 +15,12 @@ from tailwatch.chaos.faults.rank_kill import RankKill
 from tailwatch.chaos.targets import Lost
 from tailwatch.evidence import LedgerEntry
 from tailwatch.integrity import (
+    Candidate,
     block_digest,
     candidates,
     expected_digest,
     read_manifest,
 )
-from tailwatch.processes import wait_until
-
-FRESH_SECONDS = 60.0
 
 
 def _set_aside(directory: Path) -> Path | None:
@@ -37,23 +35,29 @@ def _set_aside(directory: Path) -> Path | None:
 class CheckpointCorrupt(RankKill):
     """Flips a byte in the middle of a tensor file of the newest checkpoint, then kills."""
 
-    def resolve(self) -> Facts:
-        """Freeze rank and pid, and the checkpoint that has just been verified.
+    _known: int | None = None
 
-        Waiting for a fresh one leaves a whole checkpoint interval before the next is the newest.
-        """
+    def resolve(self) -> Facts:
+        """Freeze rank and pid, and the checkpoint that has just been verified."""
         facts = super().resolve()
-        known = self._verified()
-        wait_until(lambda: self._verified() > known, FRESH_SECONDS, "a checkpoint is verified")
         self.damage: Facts = {}
         self._choose()
         return facts | self.damage
 
+    def ready(self) -> bool:
+        """A checkpoint was verified a moment ago, and there is one before it to fall back to."""
+        known, self._known = self._known, self._verified()
+        fresh = known is not None and self._known > known
+        return fresh and len(self._committed()) >= 2
+
     def _verified(self) -> int:
         return sum(event.kind == "checkpoint_verified" for event in self.run.read_events())
 
+    def _committed(self) -> list[Candidate]:
+        return [c for c in candidates(self.run.checkpoints) if c.state == "committed"]
+
     def _choose(self) -> None:
-        committed = [c for c in candidates(self.run.checkpoints) if c.state == "committed"]
+        committed = self._committed()
         if len(committed) < 2:
             raise Lost("target", "fewer than two committed checkpoints, none to fall back to")
         self.directory = committed[0].path
@@ -90,7 +94,7 @@ class CheckpointCorrupt(RankKill):
 
     def inject(self) -> Facts:
         """Flip the lowest bit of the byte, make it durable, and kill the rank."""
-        newest = next(c for c in candidates(self.run.checkpoints) if c.state == "committed")
+        newest = self._committed()[0]
         if newest.path != self.directory:
             raise Lost("target", f"{newest.path.name} is newer than {self.directory.name} by now")
         with self.path.open("r+b") as file:
@@ -118,8 +122,10 @@ class CheckpointCorrupt(RankKill):
 
     def undo(self, entry: LedgerEntry) -> UndoMode:
         """Restore the byte if the damaged checkpoint still stands; set aside, it is nobody's."""
-        restored = self.context.ledger.undo(entry).reason == "byte restored"
-        return "done" if restored else "none"
+        settled = self.context.ledger.undo(entry)
+        if settled.state != "undone":
+            return "failed"
+        return "done" if settled.reason == "byte restored" else "none"
 
     def undo_seen(self) -> Facts | None:
         """No damaged block stands under a name that would be loaded."""

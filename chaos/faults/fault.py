@@ -1,7 +1,7 @@
 """What every fault can do, and the table of faults.
 
-Contract: the runner calls `resolve` once, then `undo_action` (written to the ledger and fsynced),
-then `inject`; `seen`, `reacted`, `undo` and `undo_seen` are polled and must not block for long.
+Contract: the runner polls `ready`, calls `resolve` once, then `undo_action` (written to the ledger
+and fsynced), then `inject`; `seen`, `reacted` and `undo_seen` are polled and must not block.
 Facts are plain data for the timeline; whoever judges decides what they mean.
 """
 
@@ -20,7 +20,7 @@ from tailwatch.jobsteps import JobStep
 from tailwatch.runs import Attempt, RankProcess
 
 Facts = dict[str, Any]
-UndoMode = Literal["done", "none"]
+UndoMode = Literal["done", "none", "failed"]
 
 
 @dataclass
@@ -76,6 +76,10 @@ class Fault(ABC):
             step.attempt == newest for step in self.context.feed.steps[-3:]
         )
 
+    def ready(self) -> bool:
+        """Whether the target can be chosen now; polled before `resolve`."""
+        return True
+
     @abstractmethod
     def resolve(self) -> Facts:
         """Choose the target and freeze it."""
@@ -98,8 +102,7 @@ class Fault(ABC):
 
     def undo(self, entry: LedgerEntry) -> UndoMode:
         """Undo it through the ledger; "none" when nothing of ours is left to undo."""
-        self.context.ledger.undo(entry)
-        return "done"
+        return "done" if self.context.ledger.undo(entry).state == "undone" else "failed"
 
     @abstractmethod
     def undo_seen(self) -> Facts | None:

@@ -65,8 +65,7 @@ class NodeDrain(Fault):
     def undo(self, entry: LedgerEntry) -> UndoMode:
         """Start the node again."""
         self.context.job.start_node(self.node)
-        self.context.ledger.undo(entry)
-        return "done"
+        return super().undo(entry)
 
     def undo_seen(self) -> Facts | None:
         """The node is back in an attempt of the whole world that trains."""

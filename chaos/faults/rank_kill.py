@@ -53,8 +53,7 @@ class RankKill(Fault):
 
     def undo(self, entry: LedgerEntry) -> UndoMode:
         """Close the entry: nothing of ours is left."""
-        self.context.ledger.undo(entry)
-        return "none"
+        return "none" if super().undo(entry) == "done" else "failed"
 
     def undo_seen(self) -> Facts | None:
         """The killed process has been reaped and the new attempt trains."""

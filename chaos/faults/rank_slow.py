@@ -1,4 +1,4 @@
-"""One rank waits before each backward pass: late at every exchange, slow for no other reason.
+"""One rank waits before each forward pass: late at the next exchange, for no other reason.
 
 Seen from the other ranks: their wait in the counts exchange rises by about the delay, and the job's
 steps take longer. What the slow rank says of itself is not looked at.
@@ -15,8 +15,8 @@ from tailwatch.control import Order, RankFault
 from tailwatch.evidence import LedgerEntry
 from tailwatch.jobsteps import JobStep
 
-# Long after any game day, short enough that a forgotten fault ends by itself.
-EXPIRES_SECONDS = 600.0
+# After the fault should have been seen, answered and undone: a forgotten one ends by itself.
+MARGIN_SECONDS = 300.0
 STEPS = 8
 
 
@@ -57,11 +57,16 @@ class RankSlow(Fault):
             deadline_ns=now + 30_000_000_000,
             rank=self.rank,
             fault=RankFault(delay_seconds=delay),
-            fault_until_ns=now + int(EXPIRES_SECONDS * 1e9),
+            fault_until_ns=now + int(self._longest() * 1e9),
         )
         control.submit(self.run.orders, order)
         self.injected_ns = now
         return {"order": self.order_id, "delay_seconds": delay}
+
+    def _longest(self) -> float:
+        plan = self.experiment
+        deadline = max(alert.deadline_seconds for alert in plan.expected)
+        return plan.reaction_seconds + deadline + plan.hold_seconds + MARGIN_SECONDS
 
     def seen(self) -> Facts | None:
         """The others wait for this rank by at least half the delay, over 8 steps."""

@@ -1,9 +1,13 @@
 """What the pager delivered, held against the plan's three lists.
 
-Contract: only what the webhook receiver got counts. An alert belongs to the experiment in which it
-began to fire, by Prometheus' own start time, between the injection and the end of the experiment.
-`Watchdog` always fires and says nothing. An alert that is in none of the lists, or has an expected
-name and other labels, was foreseen by nobody: that is a finding too.
+Contract: only what the webhook receiver got counts, at the times at which Prometheus says that it
+began and ended. What is expected must begin after the injection. What is forbidden, in none of the
+lists, or has an expected name and other labels, must not fire at any moment between the end of what
+came before (an earlier experiment, the baseline) and the end of the experiment, whenever it began.
+
+Two things are left over from before and held against nobody, if they end within the experiment: an
+alert that the experiment in which it began had listed, and `BaselineMissing` from the time without
+a baseline. `Watchdog` always fires and says nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +22,28 @@ from tailwatch.notices import AlertNotice
 from tailwatch.verdicts import AlertOutcome, Check, rfc3339
 
 ALWAYS = "Watchdog"
+UNTIL_BASELINE = "BaselineMissing"
 Role = Literal["expected", "allowed", "forbidden", "unlisted"]
+LISTED: tuple[Role, ...] = ("expected", "allowed")
 
 
 class Episode(msgspec.Struct, kw_only=True):
-    """One alert from its first to its last notification."""
+    """One alert from its first to its last notification.
+
+    `starts_ns` and `ends_ns` are Prometheus' own times, None while it fires; `delivered_ns` and
+    `resolved_ns` are when the receiver had the first notification of each kind.
+    """
 
     name: str
     labels: dict[str, str]
     starts_ns: int
+    ends_ns: int | None = None
     delivered_ns: int | None = None
     resolved_ns: int | None = None
+
+    def fires_in(self, begin_ns: int, end_ns: int) -> bool:
+        """Whether it fires at any moment of a window."""
+        return self.starts_ns < end_ns and (self.ends_ns is None or self.ends_ns > begin_ns)
 
 
 class AlertFindings(msgspec.Struct, kw_only=True):
@@ -51,8 +66,16 @@ def episodes(notices: list[AlertNotice]) -> list[Episode]:
         if notice.status == "firing" and episode.delivered_ns is None:
             episode.delivered_ns = notice.received_ns
         if notice.status == "resolved" and episode.resolved_ns is None:
-            episode.resolved_ns = notice.received_ns
-    return sorted(found.values(), key=lambda e: (e.starts_ns, e.name, sorted(e.labels.items())))
+            episode.resolved_ns, episode.ends_ns = notice.received_ns, notice.ends_at_ns
+    ordered = sorted(found.values(), key=lambda e: (e.starts_ns, e.name, sorted(e.labels.items())))
+    following: dict[tuple[str, frozenset[tuple[str, str]]], Episode] = {}
+    for episode in reversed(ordered):
+        series = (episode.name, frozenset(episode.labels.items()))
+        if episode.ends_ns is None and series in following:
+            # It began anew before its end was sent, and then nobody sends that any more.
+            episode.ends_ns = following[series].starts_ns
+        following[series] = episode
+    return ordered
 
 
 def judge_alerts(case: Case) -> AlertFindings:
@@ -61,7 +84,7 @@ def judge_alerts(case: Case) -> AlertFindings:
     every = episodes(case.gathered.notices)
     begin = case.at("injecting") or case.injected_ns
     mine = [e for e in every if begin is not None and begin <= e.starts_ns < case.end_ns]
-    roles = [(episode, _role(case, episode)) for episode in mine]
+    roles = [(e, _role(case, e)) for e in every if e in mine or (begin and _disturbs(case, e))]
     outcomes, checks = [], []
     detection = None
     for place, expected in enumerate(experiment.expected):
@@ -92,6 +115,26 @@ def resolved_labels(case: Case, expected: ExpectedAlert) -> dict[str, str]:
         name: value.replace("{node}", str(case.node)).replace("{rank}", str(case.rank))
         for name, value in expected.labels.items()
     }
+
+
+def _window_begin(case: Case) -> int:
+    """Return the moment from which on no alert may fire that the experiment does not list."""
+    if case.earlier or case.baseline is None:
+        return case.begin_ns
+    return max(case.begin_ns, case.baseline.noted_ns)
+
+
+def _disturbs(case: Case, episode: Episode) -> bool:
+    """Whether an alert fires in the experiment's time, is not listed and no mere remainder."""
+    begin = _window_begin(case)
+    if not episode.fires_in(begin, case.end_ns) or _role(case, episode) in LISTED:
+        return False
+    if episode.starts_ns >= begin or episode.ends_ns is None or episode.ends_ns >= case.end_ns:
+        return True
+    began_in = [other for other in case.earlier if _window_begin(other) <= episode.starts_ns]
+    if not began_in:
+        return episode.name != UNTIL_BASELINE
+    return _role(began_in[-1], episode) not in LISTED
 
 
 def _fits(episode: Episode, name: str, labels: dict[str, str]) -> bool:
@@ -141,16 +184,23 @@ def _resolved(case: Case, expected: ExpectedAlert, limit: float, fitting: list[E
         detail = "It never fired." if undone is not None else "The timeline has no undone."
         return Check(name=name, passed=None, detail=detail)
     deadline = undone + int(limit * 1e9)
-    times = [episode.resolved_ns for episode in fitting]
-    if any(moment is None for moment in times):
+    if any(episode.ends_ns is None for episode in fitting):
         over = case.gathered.timeline[-1].time_ns >= deadline
         detail = f"{expected.name} was not resolved within {limit:g} s of the undo."
         if not over:
             detail = f"The evidence ends before the {limit:g} s for its resolution are over."
         return Check(name=name, passed=False if over else None, detail=detail)
-    seconds = (max(moment for moment in times if moment is not None) - undone) / 1e9
-    when = f"{seconds:.1f} s after" if seconds >= 0 else f"{-seconds:.1f} s before"
-    detail = f"{expected.name} was resolved {when} the undo, the deadline is {limit:g} s after it."
+    ended = (max(episode.ends_ns or 0 for episode in fitting) - undone) / 1e9
+    if ended < 0:
+        # It gave up on a fault that was still there.
+        detail = f"{expected.name} stopped firing {-ended:.1f} s before the undo."
+        return Check(name=name, passed=False, detail=detail)
+    told = max(episode.resolved_ns or episode.ends_ns or 0 for episode in fitting)
+    seconds = (told - undone) / 1e9
+    detail = (
+        f"{expected.name} was resolved {seconds:.1f} s after the undo, the deadline is {limit:g} s "
+        "after it."
+    )
     return Check(name=name, passed=seconds <= limit, detail=detail)
 
 

@@ -40,6 +40,7 @@ def read_baseline(gathered: Gathered, before_ns: int | None = None) -> Baseline 
         and step.configuration == configuration
     ]
     return Baseline(
+        noted_ns=moments[-1].time_ns,
         attempt=attempt,
         first_step=first,
         last_step=last,

@@ -16,8 +16,12 @@ from tailwatch.verdicts import Check, Quantile
 
 
 class Baseline(msgspec.Struct, kw_only=True):
-    """The window that experiments are compared with; `bounds` is recomputed from its steps."""
+    """The window that experiments are compared with; `bounds` is recomputed from its steps.
 
+    `noted_ns` is when the runner had it.
+    """
+
+    noted_ns: int
     attempt: int
     first_step: int
     last_step: int
@@ -30,11 +34,13 @@ class Case(msgspec.Struct, kw_only=True):
     """One experiment as the evidence shows it.
 
     `begin_ns` is the end of what came before (an earlier experiment or the run's start), `end_ns`
-    its own end, `next_ns` the next injection; `baseline` is None when there was none.
+    its own end, `next_ns` the next injection; `baseline` is None when there was none. `earlier`
+    are the experiments before it, in order.
     """
 
     experiment: Experiment
     gathered: Gathered
+    earlier: list[Case]
     moments: dict[ObservationKind, Observation]
     begin_ns: int
     end_ns: int
@@ -82,6 +88,16 @@ class Case(msgspec.Struct, kw_only=True):
         if begin is None:
             return []
         return [a for a in self.gathered.attempts if begin < a.started_ns <= self.end_ns]
+
+    @property
+    def later_numbers(self) -> list[int]:
+        """The numbers of all attempts in that time, also of those that died with an empty claim."""
+        begin = self.at("injecting")
+        if begin is None:
+            return []
+        unfilled = self.gathered.unfilled.items()
+        died = [number for number, at_ns in unfilled if begin < at_ns <= self.end_ns]
+        return sorted([*died, *(a.attempt for a in self.later_attempts)])
 
     def fact(self, kind: ObservationKind, name: str) -> object:
         """Return a fact that the runner noted with a moment, or None."""

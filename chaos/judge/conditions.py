@@ -19,7 +19,9 @@ CLOCK_TOLERANCE_S = 0.5
 
 def condition_checks(case: Case) -> list[Check]:
     """Return whether the evidence of an experiment can be relied on."""
-    return [_complete(case), _nothing_lost(case), _clock(case), _prometheus(case)]
+    return [
+        _complete(case), _nothing_lost(case), _clock(case), _prometheus(case), _target(case),
+    ]  # fmt: skip
 
 
 def jumps(timeline: list[Observation]) -> list[tuple[int, float]]:
@@ -68,6 +70,17 @@ def _loss(observation: Observation) -> str:
     what = observation.data.get("what", "a part")
     reason = observation.data.get("reason", "no reason given")
     return f"Lost: {what} ({reason})."
+
+
+def _target(case: Case) -> Check:
+    """Whether the target on the timeline is the one that the plan names."""
+    planned = case.experiment.target
+    for name, wanted in (("node", planned.node), ("rank", planned.rank)):
+        hit = case.fact("target", name)
+        if wanted is not None and hit is not None and hit != wanted:
+            detail = f"The plan aims at {name} {wanted}, the timeline at {name} {hit}."
+            return Check(name="target", passed=None, detail=detail)
+    return Check(name="target", passed=True, detail="The target is the one that was planned.")
 
 
 def _nothing_lost(case: Case) -> Check:

@@ -25,15 +25,23 @@ from tailwatch.evidence import (
 )
 from tailwatch.jobsteps import JobStep, job_steps
 from tailwatch.notices import AlertNotice, parse_alerts
-from tailwatch.records import Event, StepRecord
+from tailwatch.records import Event, StepRecord, decode
 from tailwatch.runs import Attempt
-from tailwatch.steplog import read_steplog
+from tailwatch.steplog import damage, payloads
 
 T = TypeVar("T")
+Timed = TypeVar("Timed", Observation, Event)
+
+YEAR_3000_NS = 32_503_680_000_000_000_000
+# Prometheus and the receiver run on one machine; its times are rounded to milliseconds.
+SAME_CLOCK_NS = 1_000_000_000
 
 
 class Gathered(msgspec.Struct, kw_only=True):
-    """The evidence, decoded. `plan` is None only when its file is missing or unreadable."""
+    """The evidence, decoded. `plan` is None only when its file is missing or unreadable.
+
+    `unfilled` are the attempts that died before they filled in their claim: number and about when.
+    """
 
     plan: Plan | None
     timeline: list[Observation]
@@ -41,6 +49,7 @@ class Gathered(msgspec.Struct, kw_only=True):
     notices: list[AlertNotice]
     events: list[Event]
     attempts: list[Attempt]
+    unfilled: dict[int, int]
     records: list[StepRecord]
     steps: list[JobStep]
     queries: dict[str, QueryResult]
@@ -66,16 +75,23 @@ def gather(root: Path) -> Gathered:
     plan = _plan(directory.plan, problems)
     timeline = _lines(directory.timeline, Observation, problems)
     deliveries = _lines(directory.webhook, Delivery, problems)
-    attempts = _attempts(directory.attempts, problems)
+    attempts, claimed = _attempts(directory.attempts, problems)
+    events = sorted(_lines(directory.events, Event, problems), key=lambda e: e.time_ns)
     records = _records(directory.steps, attempts, problems)
     queries = _queries(directory.queries, problems)
+    if not events:
+        problems.append("events.jsonl holds no event")
+    timeline = _believable("timeline.jsonl", timeline, problems)
+    events = _believable("events.jsonl", events, problems)
+    run = next((str(o.data["run"]) for o in timeline if o.data.get("run")), None)
     return Gathered(
         plan=plan,
         timeline=timeline,
         ledger=_lines(directory.ledger, LedgerEntry, problems),
-        notices=_notices(deliveries, problems),
-        events=sorted(_lines(directory.events, Event, problems), key=lambda e: e.time_ns),
+        notices=_notices(deliveries, run, problems),
+        events=events,
         attempts=attempts,
+        unfilled=_unfilled(attempts, claimed, events, records),
         records=records,
         steps=job_steps(records),
         queries=queries,
@@ -113,21 +129,42 @@ def _lines(path: Path, kind: type[T], problems: list[str]) -> list[T]:
     return found
 
 
-def _notices(deliveries: list[Delivery], problems: list[str]) -> list[AlertNotice]:
+def _believable(name: str, items: list[Timed], problems: list[str]) -> list[Timed]:
+    """Return what lies in a time that people can read; what does not is a problem."""
+    good = [item for item in items if 0 < item.time_ns < YEAR_3000_NS]
+    for item in items:
+        if item not in good:
+            problems.append(f"{name}: {item.kind} has the impossible time {item.time_ns}")
+    return good
+
+
+def _notices(deliveries: list[Delivery], run: str | None, problems: list[str]) -> list[AlertNotice]:
+    """Return the alerts of this run; an Alertmanager may serve other runs, too."""
     found: list[AlertNotice] = []
     for number, delivery in enumerate(deliveries, start=1):
         alerts = parse_alerts(delivery)
         if not alerts:
             problems.append(f"webhook.jsonl delivery {number} is no Alertmanager notification")
-        found += alerts
+        early = [a for a in alerts if a.received_ns < a.starts_at_ns - SAME_CLOCK_NS]
+        if early:
+            problems.append(
+                f"webhook.jsonl delivery {number} came before its alert {early[0].name} began"
+            )
+        found += [a for a in alerts if a.labels.get("run", run) == run]
     return sorted(found, key=lambda notice: notice.received_ns)
 
 
-def _attempts(directory: Path, problems: list[str]) -> list[Attempt]:
-    found = []
+def _attempts(directory: Path, problems: list[str]) -> tuple[list[Attempt], set[int]]:
+    """Return the claims that were filled in, and the numbers of those that are empty."""
+    found: list[Attempt] = []
+    empty: set[int] = set()
     for path in sorted(directory.glob("[0-9]*.json")):
         data = _bytes(path, problems)
-        if not data:  # claimed, and killed before it was filled in
+        if data is None:
+            continue
+        if not data:
+            # Claimed, and killed before it was filled in.
+            empty |= {int(path.stem)} if path.stem.isdecimal() else set()
             continue
         try:
             found.append(msgspec.json.decode(data, type=Attempt))
@@ -135,6 +172,32 @@ def _attempts(directory: Path, problems: list[str]) -> list[Attempt]:
             problems.append(f"attempts/{path.name} is damaged ({error})")
     if not found:
         problems.append("attempts/ holds no attempt")
+    return found, empty
+
+
+def _unfilled(
+    attempts: list[Attempt], empty: set[int], events: list[Event], records: list[StepRecord]
+) -> dict[int, int]:
+    """Return the attempts without a filled claim, and about when each of them began.
+
+    Numbers are given out one by one, so a gap is an attempt too, and so is one that an event or a
+    record tells of. When: by its own start or restart event; else no later than the next claim
+    that was filled; else after all that the attempts before it left behind.
+    """
+    told = {e.attempt: e.time_ns for e in reversed(events) if e.kind in ("start", "restart")}
+    filled = {a.attempt: a.started_ns for a in attempts}
+    ended: dict[int, int] = {}
+    for record in records:
+        end = record.start_ns + record.duration_ns
+        ended[record.attempt] = max(end, ended.get(record.attempt, 0))
+    numbers = filled.keys() | empty | told.keys() | ended.keys()
+    found: dict[int, int] = {}
+    for number in range(1, max(numbers, default=0) + 1):
+        if number in filled:
+            continue
+        later = [began for other, began in filled.items() if other > number]
+        before = [t for marks in (filled, ended) for n, t in marks.items() if n < number]
+        found[number] = told.get(number) or min(later, default=max(before, default=0))
     return found
 
 
@@ -147,10 +210,13 @@ def _records(directory: Path, attempts: list[Attempt], problems: list[str]) -> l
         problems.append("steps/ holds no step log")
     found: list[StepRecord] = []
     for path in logs.values():
+        data = _bytes(path, problems)
+        if data is None:
+            continue
+        for begin, end in damage(data):
+            problems.append(f"steps/{path.name} is damaged ({end - begin} bytes at {begin})")
         try:
-            found += [r for r in read_steplog(path) if isinstance(r, StepRecord)]
-        except OSError as error:
-            problems.append(f"steps/{path.name} cannot be read ({error.strerror})")
+            found += [r for _, p in payloads(data) if isinstance(r := decode(p), StepRecord)]
         except msgspec.MsgspecError as error:
             problems.append(f"steps/{path.name} is damaged ({error})")
     return found

@@ -46,27 +46,32 @@ def judge_reaction(case: Case) -> Reaction:
 
 def _no_restart(case: Case, running: Attempt) -> Check:
     name = "reaction: no restart"
-    new = case.later_attempts
-    if new:
-        numbers = ", ".join(str(a.attempt) for a in new)
+    numbers = ", ".join(str(number) for number in case.later_numbers)
+    if numbers:
         return Check(name=name, passed=False, detail=f"The job was restarted: attempt {numbers}.")
     steps = [s for s in case.steps_of(running.attempt) if s.start_ns >= (case.injected_ns or 0)]
     detail = f"Attempt {running.attempt} went on for {len(steps)} steps after the injection."
     return Check(name=name, passed=True if steps else None, detail=detail)
 
 
-def _one_attempt(case: Case, new: list[Attempt], wanted: int) -> Check:
-    numbers = ", ".join(f"{a.attempt} with {a.world_size} ranks" for a in new) or "none"
+def _attempts(case: Case, running: Attempt, wanted: int) -> Check:
+    """Whether exactly the next `wanted` numbers are new attempts, and each of them began."""
+    ranks = {a.attempt: f"{a.attempt} with {a.world_size} ranks" for a in case.later_attempts}
+    numbers = case.later_numbers
+    words = ", ".join(ranks.get(n, f"{n}, which died before it began") for n in numbers) or "none"
+    first = running.attempt + 1
+    expected = list(range(first, first + wanted))
+    named = " and ".join(str(number) for number in expected)
     return Check(
         name="reaction: attempts",
-        passed=len(new) == wanted,
-        detail=f"New attempts until the end of the experiment: {numbers}; {wanted} expected.",
+        passed=numbers == expected == sorted(ranks),
+        detail=f"New attempts until the end of the experiment: {words}; expected was {named}.",
     )
 
 
 def _restart(case: Case, running: Attempt, corrupt: int | None) -> Reaction:
     new = case.later_attempts
-    checks = [_one_attempt(case, new, 1)]
+    checks = [_attempts(case, running, 1)]
     if not new:
         return Reaction(checks=checks)
     attempt = new[0]
@@ -151,7 +156,7 @@ def _quarantined(case: Case) -> Check:
 
 def _shrink_and_grow(case: Case, running: Attempt, injected_ns: int) -> Reaction:
     new = case.later_attempts
-    checks = [_one_attempt(case, new, 2)]
+    checks = [_attempts(case, running, 2)]
     if len(new) < 2:
         return Reaction(checks=checks)
     small, full = new[0], new[-1]

@@ -44,9 +44,12 @@ def judge(evidence: Path) -> ReportDocument:
     outcomes: list[ExperimentOutcome] = []
     if plan is not None:
         held: bool | None = True
+        cases: list[Case] = []
         for experiment in plan.experiments:
-            outcome, held = _judge_experiment(_case(gathered, plan, experiment), plan, held)
+            case = _case(gathered, experiment, list(cases))
+            outcome, held = _judge_experiment(case, plan, held)
             outcomes.append(outcome)
+            cases.append(case)
     verdict, reason = _overall(gathered, outcomes)
     baseline = read_baseline(gathered)
     finished = [o for o in timeline if o.kind in ("run_finished", "aborted")]
@@ -63,7 +66,7 @@ def judge(evidence: Path) -> ReportDocument:
     )
 
 
-def _case(gathered: Gathered, plan: Plan, experiment: Experiment) -> Case:
+def _case(gathered: Gathered, experiment: Experiment, earlier: list[Case]) -> Case:
     timeline = gathered.timeline
     mine = [o for o in timeline if o.experiment == experiment.name]
     moments: dict[ObservationKind, Observation] = {}
@@ -86,6 +89,7 @@ def _case(gathered: Gathered, plan: Plan, experiment: Experiment) -> Case:
     return Case(
         experiment=experiment,
         gathered=gathered,
+        earlier=earlier,
         moments=moments,
         begin_ns=max((t for t in before if t <= start_ns), default=run_start),
         end_ns=finished.time_ns if finished else last_ns,

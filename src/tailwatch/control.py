@@ -15,7 +15,7 @@ import os
 import secrets
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -25,7 +25,7 @@ OrderKind = Literal["checkpoint", "leave", "rejoin", "exclude", "pause", "resume
 
 
 class RankFault(msgspec.Struct, forbid_unknown_fields=True):
-    """A fault inside a rank: the trainer's hook waits `delay_seconds` before each backward pass."""
+    """A fault inside a rank: the trainer's hook waits `delay_seconds` before each forward pass."""
 
     delay_seconds: float
 
@@ -33,12 +33,12 @@ class RankFault(msgspec.Struct, forbid_unknown_fields=True):
 class Order(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One order. `deadline_ns` is wall time: after it the order is answered `expired`."""
 
-    id: str
+    id: Annotated[str, msgspec.Meta(max_length=64)]
     kind: OrderKind
-    by: str
-    reason: str
+    by: Annotated[str, msgspec.Meta(max_length=128)]
+    reason: Annotated[str, msgspec.Meta(max_length=256)]
     deadline_ns: int
-    node: str | None = None
+    node: Annotated[str, msgspec.Meta(max_length=128)] | None = None
     rank: int | None = None
     fault: RankFault | None = None
     fault_until_ns: int | None = None
@@ -57,8 +57,22 @@ def submit(orders: Path, order: Order) -> Path:
 
 
 def read_order(path: Path) -> Order:
-    """Return the order in `path`; raise msgspec.MsgspecError when it is none."""
-    return msgspec.json.decode(path.read_bytes(), type=Order)
+    """Return the order in `path`; raise ValueError saying why when it is none.
+
+    A fault must name a rank, a delay of 0 to 60 s and when it ends: one that cannot act, or never
+    ends, is none.
+    """
+    try:
+        order = msgspec.json.decode(path.read_bytes(), type=Order)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ValueError(f"unreadable: {error}") from None
+    if order.id != path.stem:
+        raise ValueError(f"its id is {order.id[:64]!r}, expected that of its file")
+    if order.kind == "fault":
+        delay = order.fault.delay_seconds if order.fault is not None else -1.0
+        if order.rank is None or order.fault_until_ns is None or not 0 <= delay <= 60:
+            raise ValueError("a fault needs rank, fault_until_ns and a delay of 0 to 60 s")
+    return order
 
 
 def pending(orders: Path, seen: set[str]) -> list[Path]:
@@ -75,13 +89,23 @@ def clear_fault(orders: Path, order_id: str) -> None:
     write_durably(orders / f"{order_id}.cleared", b"")
 
 
+def stands(orders: Path, order: Order, now_ns: int) -> bool:
+    """Whether a fault order is neither cleared nor expired at `now_ns`."""
+    over = order.fault_until_ns is None or order.fault_until_ns <= now_ns
+    return not over and not (orders / f"{order.id}.cleared").exists()
+
+
 def standing_faults(orders: Path, now_ns: int) -> list[Order]:
-    """Return the fault orders that are neither cleared nor expired at `now_ns`."""
+    """Return the fault orders that are neither cleared nor expired; what is no order is left out.
+
+    Cost: reads every order there is; for a hot loop keep the orders and ask `stands`.
+    """
     faults = []
     for path in pending(orders, set()):
-        if path.with_suffix(".cleared").exists():
+        try:
+            order = read_order(path)
+        except ValueError:
             continue
-        order = read_order(path)
-        if order.kind == "fault" and (order.fault_until_ns or 0) > now_ns:
+        if order.kind == "fault" and stands(orders, order, now_ns):
             faults.append(order)
     return faults

@@ -69,9 +69,10 @@ class StepRecord(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
     """One step as one rank saw it.
 
     `configuration` names what makes two steps comparable (workload and world size): a p99
-    baseline belongs to exactly one configuration. `waits_ns` is the time this rank stood in the
-    small counts exchanges of each group until its peers arrived; the rank that waits least is the
-    late one, and no clocks have to agree for that. `rows_to`/`rows_from` are token rows sent to
+    baseline belongs to exactly one configuration. `waits_ns` is the time this rank stood where
+    ranks of a group meet (ep: the small counts exchanges; dp: weight sync, the sums before the
+    advantage, gradients): whoever waits least is the late one, and no clocks have to agree.
+    `rows_to`/`rows_from` are token rows sent to
     and received from each peer of the EP group, `expert_tokens` the tokens of each *local*
     expert, starting at `first_expert`, both summed over layers.
     """

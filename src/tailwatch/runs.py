@@ -66,7 +66,16 @@ class RunDirectory:
 
     @classmethod
     def create(cls, root: Path, manifest: dict[str, Any]) -> RunDirectory:
-        """Make a new run directory; refuse one that already holds anything."""
+        """Make a new run directory; refuse one that already holds anything, or an awkward name.
+
+        Prometheus takes the names of its rule files for patterns, and JSON wants UTF-8.
+        """
+        text = str(root)
+        if not text.isprintable() or any(letter in text for letter in "*?[]\\"):
+            shown = text.encode("utf-8", "backslashreplace").decode()
+            raise UsageError(
+                f"{shown!r}: expected a path without *, ?, [, ], \\ or control characters"
+            )
         try:
             root.mkdir(parents=True, exist_ok=True)
             if any(root.iterdir()):

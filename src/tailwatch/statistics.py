@@ -11,6 +11,7 @@ checked in the tests.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -51,6 +52,8 @@ def effective_size(samples: NDArray[np.float64], quantile: float) -> float:
     return n / (1 + 2 * total)
 
 
+# The same few sizes come back every second; each costs up to n logarithms.
+@functools.lru_cache(maxsize=4096)
 def _binomial_tail_index(n: int, q: float, probability: float) -> int:
     """Return the smallest k with P(Binomial(n, q) <= k) >= probability."""
     log_q, log_p = math.log(q), math.log1p(-q)

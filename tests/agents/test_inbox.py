@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from support.ranks import append_steps, event, ring, step_record
-from tailwatch.agents.node.inbox import RingInbox
+from tailwatch.agents.node.inbox import OpenRing, RingInbox
 from tailwatch.records import Record, StepRecord, encode
 from tailwatch.steplog import read_steplog
 
@@ -225,6 +225,50 @@ def test_ring_made_anew_under_its_name_is_read_from_its_start(root: Path) -> Non
     box.scan()
     box.drain()
     assert steps(root) == [1, 2, 3, 4]
+
+
+def test_ring_made_anew_is_first_read_to_its_end(root: Path) -> None:
+    """What the old file of a ring held is logged before the new one under its name is read."""
+    old = ring(root / "rings", 0)
+    box = inbox(root)
+    append_steps(old, 0, 1, 3)
+    append_steps(ring(root / "rings", 0), 0, 4, 4)
+    box.scan()
+    box.drain()
+    assert steps(root) == [1, 2, 3, 4]
+
+
+def test_ring_that_cannot_be_looked_at_leaves_nothing_open(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ring whose file goes away while it is opened costs no descriptor."""
+    writer = ring(root / "rings", 0)
+    before = len(os.listdir("/proc/self/fd"))
+
+    def gone(path: Path, **_: object) -> os.stat_result:
+        raise FileNotFoundError(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", gone)
+        with pytest.raises(FileNotFoundError):
+            OpenRing(writer.path)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_damaged_log_is_mended_from_the_ring(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A frame damaged in the middle is written again from its ring; none behind it is lost."""
+    writer = ring(root / "rings", 0)
+    box = inbox(root)
+    append_steps(writer, 0, 1, 5)
+    box.drain()
+    box.close()
+    path = root / "node-0.steplog"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    inbox(root)
+    assert steps(root) == [1, 2, 4, 5, 3]
+    assert "damaged from" in capfd.readouterr().err
 
 
 def test_nonsense_beside_rings_disturbs_none(root: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from support.agents import Agent, node_agent
 from support.procs import eventually
 from support.ranks import append_steps, event, ring, step_record
+from tailwatch.agents.server import CURSOR_HEADER
 from tailwatch.records import StepRecord, decode, encode
 from tailwatch.ring import MarkCode
 from tailwatch.steplog import payloads, read_steplog
@@ -24,7 +25,7 @@ def fetch(agent: Agent, cursor: int = 0, limit: int = 1 << 20) -> tuple[list[byt
     status, body, headers = agent.get(f"/steps?cursor={cursor}&limit={limit}")
     assert status == 200, body
     assert headers["Content-Type"] == "application/octet-stream"
-    return [bytes(p) for _, p in payloads(body)], int(headers["X-Tailwatch-Cursor"])
+    return [bytes(p) for _, p in payloads(body)], int(headers[CURSOR_HEADER])
 
 
 def test_steps_are_served_as_they_were_written(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_counters_are_born_at_zero(job: Job) -> None:
         "tailwatch_job_steps_judged_total",
         "tailwatch_job_steps_over_baseline_total",
         "tailwatch_job_steps_total",
+        "tailwatch_job_lateness_steps_total",
         "tailwatch_job_step_seconds_count",
         "tailwatch_job_baseline_known",
     ):
@@ -119,11 +120,25 @@ def test_late_rank_is_the_one_that_waits_least(job: Job) -> None:
     assert job.value(late) == pytest.approx(0.5)
 
 
+def test_late_seconds_by_their_steps_are_those_of_a_step(job: Job) -> None:
+    """Warm-up steps and steps without waits are in neither the late seconds nor their steps."""
+    waits = [{"ep": 50_000_000}, {"ep": 0}, {"ep": 50_000_000}, {"ep": 50_000_000}]
+    for step in range(1, 11):
+        job.step(step, waits_ns=waits, warmup=step <= 3)
+    for step in range(11, 14):
+        job.step(step, waits_ns={})
+    late = job.value("tailwatch_rank_late_seconds_total", rank="1") or 0.0
+    steps = job.value("tailwatch_job_lateness_steps_total")
+    assert (steps, job.value("tailwatch_job_steps_total")) == (7, 13)
+    assert late / 7 == pytest.approx(0.05)
+
+
 def test_warmup_is_neither_late_nor_compared(job: Job) -> None:
     """Warm-up steps count as steps, but in no lateness, window or baseline."""
     waits = [{"ep": 10**9}, {"ep": 0}, {"ep": 10**9}, {"ep": 10**9}]
     job.step(1, warmup=True, waits_ns=waits)
     assert job.value("tailwatch_rank_late_seconds_total") == 0
+    assert job.value("tailwatch_job_lateness_steps_total") == 0
     assert job.value("tailwatch_job_steps_total", stage="grpo") == 1
     assert job.value("tailwatch_job_step_p50_seconds") is None
 

@@ -93,7 +93,7 @@ def test_rules_are_valid_at_any_interval(tmp_path: Path, interval: float) -> Non
     checked = promtool("check", "rules", "--lint=all", "--lint-fatal", path)
     assert checked.returncode == 0, checked.stderr
     windows = {w for rule in _rules(path) for w in re.findall(r"\[(\w+)\]", rule["expr"])}
-    assert windows == {duration(n * interval) for n in (5, 8, 10, 15)}
+    assert windows == {duration(n * interval) for n in (5, 10, 12, 15)}
 
 
 def _rules(path: Path) -> list[dict[str, str]]:
@@ -138,10 +138,18 @@ def test_rules_use_no_fragile_forms() -> None:
             assert name == "["
 
 
+def test_routes_wait_as_long_as_the_rules_are_apart() -> None:
+    """What a group waits before it is sent follows the interval; the webhook is the one given."""
+    config = alertmanager_config("http://h:1/x", interval=15)
+    assert config["route"]["group_wait"] == "7500ms"
+    assert config["route"]["group_interval"] == "15s"
+    assert config["receivers"][1]["webhook_configs"][0]["url"] == "http://h:1/x"
+
+
 def test_alertmanager_accepts_its_configuration(tmp_path: Path) -> None:
     """amtool accepts the configuration, and routes pages to the webhook and Watchdog nowhere."""
     path = tmp_path / "alertmanager.yaml"
-    path.write_text(alertmanager_config("http://127.0.0.1:9/x"))
+    path.write_bytes(msgspec.json.encode(alertmanager_config("http://127.0.0.1:9/x")))
     amtool = find_tool("amtool", pinned=True)
     subprocess.run([amtool, "check-config", path], check=True, capture_output=True, timeout=60)
     for receiver, severity in (("webhook", "warning"), ("none", "none")):

@@ -12,6 +12,7 @@ import pytest
 from support.evidence_edits import (
     Edit,
     cut_after,
+    edit_deliveries,
     edit_lines,
     insert_after,
     moment,
@@ -128,6 +129,18 @@ def test_a_frame_cut_at_the_end_of_a_step_log_is_left_out(evidence: Path) -> Non
     assert judge(evidence).verdict == "PASSED"
 
 
+def test_a_damaged_frame_in_the_middle_is_named(evidence: Path) -> None:
+    """One flipped bit in a step log is named with its place, and damage is no pass."""
+    path = evidence / "steps/node-1.steplog"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    document = judge(evidence)
+    assert document.verdict == "INCONCLUSIVE"
+    assert "steps/node-1.steplog is damaged (" in document.reason
+    assert " bytes at " in document.reason
+
+
 @pytest.mark.parametrize(
     "name", ["timeline.jsonl", "ledger.jsonl", "webhook.jsonl", "events.jsonl"]
 )
@@ -236,3 +249,50 @@ def test_not_back_on_the_baseline_stops_the_rest(evidence: Path) -> None:
     )
     document = judge(evidence)
     assert verdicts(document) == ["PASSED", *["BASELINE_NOT_MET"] * 3]
+
+
+def test_a_delivery_before_its_alert_began_proves_nothing(evidence: Path) -> None:
+    """A receiver that had an alert before Prometheus knew it is not believed."""
+    edit_lines(evidence / "webhook.jsonl", lambda line: line | {"received_ns": 0})
+    document = judge(evidence)
+    assert document.verdict == "INCONCLUSIVE"
+    assert "before its alert" in document.reason
+
+
+def test_alerts_of_another_run_count_for_nothing(evidence: Path) -> None:
+    """What another run's alerts say is not delivered for this one."""
+
+    def edit(alert: dict[str, Any]) -> dict[str, Any]:
+        return alert | {"labels": alert["labels"] | {"run": "another"}}
+
+    edit_deliveries(evidence, edit)
+    document = judge(evidence)
+    assert verdicts(document) == ["DEVIATED"] * 4
+
+
+def test_a_target_that_nobody_planned_proves_nothing(evidence: Path) -> None:
+    """A plan that aims at one rank and a timeline that hit another do not belong together."""
+    plan = msgspec.json.decode((evidence / "plan.json").read_bytes())
+    plan["experiments"][0]["target"] = {"rank": 0}
+    (evidence / "plan.json").write_bytes(msgspec.json.encode(plan))
+    assert verdicts(judge(evidence))[0] == "INCONCLUSIVE"
+
+
+def test_no_event_at_all_is_incomplete(evidence: Path) -> None:
+    """A job without a single event has left incomplete evidence."""
+    (evidence / "events.jsonl").write_bytes(b"")
+    document = judge(evidence)
+    assert "INCONCLUSIVE" in verdicts(document)
+    assert "PASSED" not in verdicts(document)
+
+
+@pytest.mark.parametrize("name", ["timeline.jsonl", "events.jsonl"])
+def test_an_impossible_time_is_a_problem_and_no_crash(name: str, evidence: Path) -> None:
+    """A time outside the years people can read is said, whatever it does to the rest."""
+    lines = (evidence / name).read_bytes().splitlines()
+    middle = msgspec.json.decode(lines[len(lines) // 2]) | {"time_ns": 10**30}
+    lines[len(lines) // 2] = msgspec.json.encode(middle)
+    (evidence / name).write_bytes(b"\n".join(lines) + b"\n")
+    document = judge(evidence)
+    assert document.verdict != "PASSED"
+    assert f"{name}" in document.reason

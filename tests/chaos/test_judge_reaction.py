@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from support.evidence import build_evidence
 from support.evidence_edits import (
     edit_attempt,
     edit_event,
@@ -17,9 +18,9 @@ from support.evidence_edits import (
     edit_timeline,
     moment,
 )
-from support.evidence_job import SECOND
+from support.evidence_job import RUN, SECOND
 from support.judged import check, judged
-from tailwatch.records import StepRecord
+from tailwatch.records import Event, StepRecord, event_line
 
 
 def test_a_restart_during_a_slow_rank_is_deviated(evidence: Path) -> None:
@@ -194,3 +195,57 @@ def test_a_kill_needs_no_look_at_an_undo(evidence: Path) -> None:
     edit_timeline(evidence, "undo_seen", "rank-kill", seen=False)
     kill = judged(evidence, "rank-kill")
     assert (kill.verdict, kill.undo) == ("PASSED", "none")
+
+
+def second_attempt_is_third(evidence: Path) -> None:
+    """Give attempt 2 the number 3, as if another one had come before it."""
+    path = evidence / "attempts/0002.json"
+    edit_attempt(evidence, 2, attempt=3)
+    path.rename(path.with_name("0003.json"))
+
+    def record(record: StepRecord) -> StepRecord:
+        record.attempt = 3 if record.attempt == 2 else record.attempt
+        return record
+
+    assert edit_records(evidence, record)
+
+    def event(line: dict[str, Any]) -> dict[str, Any]:
+        return {**line, "attempt": 3 if line["attempt"] == 2 else line["attempt"]}
+
+    assert edit_lines(evidence / "events.jsonl", event)
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+def test_an_attempt_that_died_before_it_began_counts(tmp_path: Path, claimed: bool) -> None:
+    """An empty claim, or a number nobody has, was an attempt: the job did not come back as one."""
+    evidence = build_evidence(tmp_path, faults=["rank-kill"])
+    second_attempt_is_third(evidence)
+    if claimed:
+        (evidence / "attempts/0002.json").touch()
+    kill = judged(evidence, "rank-kill")
+    assert kill.verdict == "DEVIATED"
+    assert "2, which died before it began, 3 with 4 ranks; expected was 2." in kill.reason
+    assert check(kill, "reaction: attempts") is False
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("rank-slow", 2), ("rank-kill", 3), ("checkpoint-corrupt", 3)]
+)
+def test_a_restart_that_only_an_event_tells_of_counts(
+    tmp_path: Path, name: Any, number: int
+) -> None:
+    """An attempt that left a restart event and no claim restarted the job."""
+    evidence = build_evidence(tmp_path, faults=[name])
+    at = moment(evidence, "undone", name) + SECOND
+    event = Event(run=RUN, attempt=number, time_ns=at, kind="restart", source="rank/0")
+    with (evidence / "events.jsonl").open("ab") as file:
+        file.write(event_line(event))
+    found = judged(evidence, name)
+    assert found.verdict == "DEVIATED"
+    assert f"{number}" in found.reason
+
+
+def test_a_claim_after_the_last_step_of_the_day_is_nobodys_restart(evidence: Path) -> None:
+    """An empty claim that came after everything else lies behind the last experiment."""
+    (evidence / "attempts/0006.json").touch()
+    assert judged(evidence, "node-drain").verdict == "PASSED"

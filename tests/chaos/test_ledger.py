@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tailwatch import control
-from tailwatch.chaos.ledger import Ledger, read_ledger
+from tailwatch.chaos.ledger import Ledger, damaged_lines, read_ledger, undo_left_open
 from tailwatch.control import Order, RankFault
 from tailwatch.integrity import block_digest
-from tailwatch.processes import start_ticks, wait_until
-
-
-@pytest.fixture
-def stopped() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of its own that is stopped."""
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    os.kill(process.pid, signal.SIGSTOP)
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
 def test_an_entry_is_open_until_it_is_undone(tmp_path: Path) -> None:
@@ -79,19 +57,6 @@ def test_clearing_a_fault_order_ends_it_for_all_attempts(tmp_path: Path) -> None
     assert control.standing_faults(tmp_path, 0) == []
 
 
-def test_a_stopped_process_runs_on(stopped: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """The undo of a stop is SIGCONT, to that very process."""
-    wait_until(lambda: _state(stopped.pid) == "T", 10, "the process is stopped")
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    ticks = start_ticks(stopped.pid)
-    wrong = ledger.open("stop", "continue-process", {"pid": stopped.pid, "start_ticks": 1})
-    assert ledger.undo(wrong).reason == "the process is gone"
-    assert _state(stopped.pid) == "T"
-    right = ledger.open("stop", "continue-process", {"pid": stopped.pid, "start_ticks": ticks})
-    assert ledger.undo(right).reason == "process continued"
-    wait_until(lambda: _state(stopped.pid) != "T", 10, "the process runs on")
-
-
 def test_a_flipped_byte_is_restored_and_nothing_else(tmp_path: Path) -> None:
     """The byte comes back only over the very damage; a file written anew is left alone."""
     path = tmp_path / "__0_0.distcp"
@@ -112,3 +77,15 @@ def test_a_flipped_byte_is_restored_and_nothing_else(tmp_path: Path) -> None:
     assert path.read_bytes() == other
     path.unlink()
     assert "set aside or gone" in ledger.undo(entry).reason
+
+
+def test_a_damaged_line_in_the_middle_hides_no_other_entry(tmp_path: Path) -> None:
+    """Entries around a damaged line are still undone, and the damage is counted."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    first = ledger.open("one", "none", {})
+    with ledger.path.open("ab") as file:
+        file.write(b"\x00\xffnonsense\n")
+    second = ledger.open("two", "none", {})
+    assert [e.id for e in ledger.left_open()] == [second.id, first.id]
+    assert damaged_lines(ledger.path) == 1
+    assert [e.state for e in undo_left_open(ledger)] == ["undone", "undone"]

@@ -12,14 +12,16 @@ import msgspec
 import pytest
 
 from support.evidence_job import Job, configuration
+from tailwatch import control
 from tailwatch.chaos import runner as module
-from tailwatch.chaos.faults import Fault, make_fault
+from tailwatch.chaos.faults import Fault, RankSlow, make_fault
 from tailwatch.chaos.feed import StepFeed
 from tailwatch.chaos.judge import judge
 from tailwatch.chaos.ledger import Ledger
 from tailwatch.chaos.plan import DEMO_PLAN, load_plan, select
 from tailwatch.chaos.runner import Runner
 from tailwatch.chaos.targets import Lost
+from tailwatch.chaos.timeline import Timeline
 from tailwatch.evidence import EvidenceDirectory, Observation
 from tailwatch.processes import StartError
 from tailwatch.records import encode
@@ -49,6 +51,16 @@ class FakeJob:
             "first_step": 60.0, "last_step": 380.0, "n": 321.0, "n_eff": 321.0,
             "estimate": 0.2, "lower": 0.1, "upper": 1e9,
         }  # fmt: skip
+
+
+class NoAlerts:
+    """A receiver that nothing ever reached."""
+
+    def firing(self) -> set[str]:
+        return set()
+
+    def delivered(self, since_ns: int) -> set[str]:
+        return set()
 
 
 class JumpingClock:
@@ -88,9 +100,11 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
         target = FakeJob(run)
         evidence = EvidenceDirectory(run.evidence)
         feed = StepFeed(sorted(run.steps.iterdir()))
+        clock = options.pop("clock", time)
         runner = Runner(
             select(load_plan(DEMO_PLAN), only), target, evidence, feed,
-            firing=set, progress=lambda text: None, **options,
+            alerts=NoAlerts(), progress=lambda text: None,
+            timeline=Timeline(evidence.timeline, clock), **options,
         )  # fmt: skip
         return runner, target, evidence
 
@@ -224,3 +238,38 @@ def test_a_full_disk_aborts_with_a_clear_reason(
 def test_configurations_of_the_made_up_job_are_what_the_runner_compares() -> None:
     """The made-up job and the runner speak of the same configuration."""
     assert configuration(4) != configuration(2)
+
+
+def test_a_disk_that_fills_up_at_any_line_still_undoes_everything(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever line of the timeline cannot be written, no fault stands afterwards."""
+    runner, job, evidence = setup()
+    lines = [0]
+    real = runner.timeline.note
+
+    def filling(kind: Any, **data: Any) -> int:
+        lines[0] += 1
+        if lines[0] > 4:  # run_started, baseline, experiment_started, target fit
+            raise OSError(28, "No space left on device")
+        return real(kind, **data)
+
+    monkeypatch.setattr(runner.timeline, "note", filling)
+    runner.run(lambda: None)
+    assert lines[0] > 5
+    assert Ledger(evidence.ledger).left_open() == []
+    assert control.standing_faults(job.run.orders, time.time_ns()) == []
+    assert judge(evidence.root).verdict != "PASSED"
+
+
+def test_an_error_nobody_foresaw_is_raised_after_the_undo(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug in a fault keeps its traceback, but neither its fault nor an open ledger."""
+    runner, job, evidence = setup()
+    monkeypatch.setattr(RankSlow, "seen", lambda self: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        runner.run(lambda: None)
+    assert Ledger(evidence.ledger).left_open() == []
+    assert control.standing_faults(job.run.orders, time.time_ns()) == []
+    assert judge(evidence.root).verdict == "ABORTED"

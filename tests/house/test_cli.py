@@ -168,3 +168,13 @@ def test_alerts_build_writes_the_rules(tmp_path: Path) -> None:
     (line,) = _run("alerts", "build", "--out", tmp_path / "rules").stdout.splitlines()
     assert Path(line).is_file()
     assert Path(line).parent == tmp_path / "rules"
+    assert "interval: 15s" in Path(line).read_text()
+
+
+def test_alerts_build_takes_the_scrape_interval(tmp_path: Path) -> None:
+    """The windows of the rules follow the interval, and an impossible one is refused."""
+    (line,) = _run("alerts", "build", "--out", tmp_path, "--interval", "30").stdout.splitlines()
+    assert "[150s]" in Path(line).read_text()
+    outcome = _run("alerts", "build", "--out", tmp_path, "--interval", "0")
+    assert (outcome.returncode, outcome.stdout) == (2, "")
+    assert "--interval" in outcome.stderr

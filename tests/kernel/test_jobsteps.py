@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tailwatch.jobsteps import durations, job_steps, lateness
 from tailwatch.records import Event, StepRecord
@@ -65,16 +69,64 @@ def test_events_are_passed_over() -> None:
 
 def test_the_late_rank_is_the_one_that_does_not_wait() -> None:
     """Lateness is how much less a rank waits than the median of the others, never negative."""
-    waits = {0: 0.051, 1: 0.049, 2: 0.001, 3: 0.050}
-    late = lateness(waits)
+    late = lateness(np.array([0.051, 0.049, 0.001, 0.050]))
     assert late[2] == pytest.approx(0.049)
-    assert [rank for rank, seconds in late.items() if seconds > 0.01] == [2]
-    assert min(late.values()) == 0.0
+    assert np.flatnonzero(late > 0.01).tolist() == [2]
+    assert late.min() == 0.0
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=40))
+def test_lateness_is_that_of_the_plain_formula(waits: list[float]) -> None:
+    """For every number of ranks: the median of the others' waits minus the own one, at least 0."""
+    expected = []
+    for rank, own in enumerate(waits):
+        others = waits[:rank] + waits[rank + 1 :]
+        expected.append(max(0.0, median(others) - own) if others else 0.0)
+    assert lateness(np.array(waits)).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("group", ["ep", "dp"])
+def test_a_rank_may_be_late_in_any_group(group: str) -> None:
+    """Lateness shows in whichever group the others wait, and waits of all groups are added."""
+    other = {"ep": "dp", "dp": "ep"}[group]
+    records = [
+        record(rank, waits_ns={group: 1_000_000 if rank == 2 else 51_000_000, other: 2_000_000})
+        for rank in range(4)
+    ]
+    (step,) = job_steps(records)
+    assert step.late_s == pytest.approx({0: 0.0, 1: 0.0, 2: 0.05, 3: 0.0})
+    assert step.wait_s == pytest.approx({0: 0.053, 1: 0.053, 2: 0.003, 3: 0.053})
+
+
+def test_one_delay_is_counted_once_and_waiting_elsewhere_takes_none_of_it_back() -> None:
+    """Late at the first exchange is late once, also for a rank that waits for another at the next.
+
+    Rank 2 comes 50 ms late to the first exchange, rank 0 then 40 ms late to the second.
+    """
+    ep = (50, 50, 0, 50)
+    dp = (0, 40, 40, 40)
+    records = [
+        record(rank, waits_ns={"ep": ep[rank] * 1_000_000, "dp": dp[rank] * 1_000_000})
+        for rank in range(4)
+    ]
+    (step,) = job_steps(records)
+    assert step.late_s == pytest.approx({0: 0.04, 1: 0.0, 2: 0.05, 3: 0.0})
+
+
+def test_a_group_that_all_others_hold_up_takes_no_lateness_back() -> None:
+    """A rank that was late, and then waits as long for all others, was late all the same."""
+    records = [
+        record(rank, waits_ns=dict(zip(("ep", "dp"), waits, strict=True)))
+        for rank, waits in enumerate([(50_000_000, 0)] * 2 + [(0, 50_000_000), (50_000_000, 0)])
+    ]
+    (step,) = job_steps(records)
+    assert step.wait_s == pytest.approx(dict.fromkeys(range(4), 0.05))
+    assert step.late_s == pytest.approx({0: 0.0, 1: 0.0, 2: 0.05, 3: 0.0})
 
 
 def test_a_rank_alone_is_never_late() -> None:
     """Without peers there is nobody to be late for."""
-    assert lateness({0: 0.5}) == {0: 0.0}
+    assert lateness(np.array([0.5])).tolist() == [0.0]
 
 
 def test_a_wait_that_was_not_measured_is_absent() -> None:

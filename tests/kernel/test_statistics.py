@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tailwatch import statistics
 from tailwatch.statistics import N_EFF_FOR_P99, effective_size, quantile_bounds
 
 P99_OF_NORMAL = NormalDist().inv_cdf(0.99)
@@ -197,3 +198,13 @@ def test_bounds_that_ignore_autocorrelation_would_not_cover() -> None:
 def _binomial_at_most(n: int, k: int) -> float:
     """P(Binomial(n, 0.99) <= k), by the complement that has few terms."""
     return 1 - sum(math.comb(n, j) * 0.99**j * 0.01 ** (n - j) for j in range(k + 1, n + 1))
+
+
+def test_bounds_of_a_size_are_worked_out_once() -> None:
+    """Which ranks bound a quantile follows from size and quantile alone, and is remembered."""
+    samples = np.random.default_rng(3).random(777)
+    quantile_bounds(samples, 0.97)
+    before = statistics._binomial_tail_index.cache_info()
+    quantile_bounds(samples[::-1], 0.97)
+    after = statistics._binomial_tail_index.cache_info()
+    assert (after.hits - before.hits, after.misses - before.misses) == (2, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tailwatch.records import Event, encode
-from tailwatch.steplog import StepLog, frame, payloads, read_steplog
+from tailwatch.steplog import StepLog, damage, frame, payloads, read_steplog
 
 
 def event(number: int) -> Event:
@@ -61,13 +61,52 @@ def test_a_torn_tail_is_overwritten_by_the_next_append(path: Path) -> None:
     assert numbers(path) == [1, 3]
 
 
-def test_a_flipped_bit_ends_the_reading(path: Path) -> None:
-    """A damaged frame and what follows it is not taken for records."""
-    data = bytearray(b"".join(frame(encode(event(n))) for n in range(3)))
-    size = len(frame(encode(event(0))))
-    data[size + 12] ^= 1
+SIZE = len(frame(encode(event(0))))
+
+
+@pytest.mark.parametrize("byte", [0, 2, 3, 5, 12])
+def test_a_flipped_bit_costs_one_record(path: Path, byte: int) -> None:
+    """A damaged frame is no record, whichever of its bytes is hit; those behind it are read."""
+    data = bytearray(b"".join(frame(encode(event(n))) for n in range(4)))
+    data[SIZE + byte] ^= 1
     path.write_bytes(data)
-    assert numbers(path) == [0]
+    assert numbers(path) == [0, 2, 3]
+    assert damage(bytes(data)) == [(SIZE, 2 * SIZE)]
+
+
+def test_a_run_of_zeros_holds_no_records(path: Path) -> None:
+    """Zeros, as a power cut leaves them, are damage and no empty records."""
+    data = frame(encode(event(0))) + bytes(5000) + frame(encode(event(1)))
+    path.write_bytes(data)
+    assert numbers(path) == [0, 1]
+    assert damage(data) == [(SIZE, SIZE + 5000)]
+    assert damage(data[: SIZE + 5000]) == [(SIZE, SIZE + 5000)]
+
+
+def test_a_torn_tail_is_no_damage() -> None:
+    """The beginning of a frame at the end is what a kill leaves; a whole one that lies is not."""
+    whole = b"".join(frame(encode(event(n))) for n in range(2))
+    for cut in range(SIZE, 2 * SIZE + 1):
+        assert damage(whole[:cut]) == []
+    assert damage(whole[:-1] + b"?") == [(SIZE, 2 * SIZE)]
+    assert damage(b"") == []
+
+
+def test_a_writer_keeps_what_lies_behind_damage(path: Path) -> None:
+    """Opening a log with a damaged frame cuts only the torn tail; readers are led past damage."""
+    data = bytearray(b"".join(frame(encode(event(n))) for n in range(4)))
+    data[SIZE + 12] ^= 1
+    path.write_bytes(data + b"torn")
+    log = StepLog(path)
+    assert (log.end, log.damaged) == (4 * SIZE, {SIZE: 2 * SIZE})
+    log.append([encode(event(4))])
+    assert numbers(path) == [0, 2, 3, 4]
+    assert log.read(0, 10_000) == bytes(data[:SIZE])
+    assert log.read(SIZE, 10_000) == b""
+    assert log.next_frame(SIZE) == 2 * SIZE
+    assert log.next_frame(2 * SIZE) == 2 * SIZE
+    assert len(log.read(2 * SIZE, 10_000)) == 3 * SIZE
+    log.close()
 
 
 def test_a_cursor_reads_on_from_where_it_was(path: Path) -> None:

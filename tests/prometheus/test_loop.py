@@ -10,8 +10,9 @@ from pathlib import Path
 
 from support.monitoring import Exposition
 from support.procs import eventually
+from tailwatch.alerts.alertmanager import alertmanager_config
 from tailwatch.notices import AlertNotice, read_notices
-from tailwatch.prometheus.alertmanager import AlertmanagerServer, webhook_config
+from tailwatch.prometheus.alertmanager import AlertmanagerServer
 from tailwatch.prometheus.query import PrometheusClient
 from tailwatch.prometheus.receiver import start_receiver
 from tailwatch.prometheus.server import PrometheusServer, Target
@@ -50,7 +51,7 @@ def test_a_late_rank_reaches_the_receiver_and_so_does_its_end(
     log = tmp_path / "webhook.jsonl"
     receiver = start_receiver(log, directory=tmp_path / "receiver", token=token)
     alertmanager = AlertmanagerServer(
-        tmp_path / "alertmanager", token=token, config=webhook_config(receiver.url)
+        tmp_path / "alertmanager", token=token, config=alertmanager_config(receiver.url)
     )
     with alertmanager:
         prometheus = PrometheusServer(

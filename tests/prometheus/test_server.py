@@ -12,9 +12,10 @@ import pytest
 
 from support.monitoring import Exposition
 from support.procs import eventually
+from tailwatch.alerts.alertmanager import alertmanager_config
 from tailwatch.errors import UsageError
 from tailwatch.processes import StartError, find_by_token
-from tailwatch.prometheus.alertmanager import AlertmanagerServer, webhook_config
+from tailwatch.prometheus.alertmanager import AlertmanagerServer
 from tailwatch.prometheus.query import PrometheusClient, PrometheusError
 from tailwatch.prometheus.server import PrometheusServer, Target
 
@@ -111,7 +112,9 @@ def test_no_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     for server in (
         PrometheusServer(tmp_path / "p", token="t"),
-        AlertmanagerServer(tmp_path / "a", token="t", config=webhook_config("http://localhost/")),
+        AlertmanagerServer(
+            tmp_path / "a", token="t", config=alertmanager_config("http://localhost/")
+        ),
     ):
         with pytest.raises(UsageError, match=f"{server.program}: not found; run"):
             server.start()
@@ -126,7 +129,7 @@ def test_no_place_to_write(tmp_path: Path) -> None:
 
 def test_alertmanager_configuration_that_is_refused(tmp_path: Path) -> None:
     """What Alertmanager says about its configuration is in the error."""
-    config = webhook_config("http://127.0.0.1:1/")
+    config = alertmanager_config("http://127.0.0.1:1/")
     config["route"]["receiver"] = "nobody"
     with pytest.raises(StartError, match=r"alertmanager ended .*nobody"):
         AlertmanagerServer(tmp_path, token="t", config=config).start()

@@ -11,7 +11,8 @@ from tailwatch.trainer.checkpoint.errors import (
     SaveError,
     SplitViewError,
 )
-from tailwatch.trainer.checkpoint.store import CheckpointStore, Emit, Refusal, Restored
+from tailwatch.trainer.checkpoint.examine import Refusal
+from tailwatch.trainer.checkpoint.store import CheckpointStore, Emit, Restored
 
 __all__ = [
     "CheckpointError",

@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
@@ -43,16 +42,12 @@ from tailwatch.integrity import (
     Candidate,
     FileEntry,
     Manifest,
-    ManifestError,
-    Problem,
     candidates,
     commit,
     parse_name,
     quarantine,
-    read_manifest,
     remove_leftovers,
     retain,
-    share,
     step_name,
     temporary_name,
     verify,
@@ -63,32 +58,17 @@ from tailwatch.trainer.checkpoint.errors import (
     CheckpointError,
     NothingToRestore,
     SaveError,
-    SplitViewError,
 )
+from tailwatch.trainer.checkpoint.examine import Refusal, State, agree, look
 from tailwatch.trainer.checkpoint.ranks import Ranks
 from tailwatch.trainer.checkpoint.reader import CheckedReader
 from tailwatch.trainer.checkpoint.writer import OwnershipPlanner, SealingWriter
-
-State = dict[str, torch.Tensor]
 
 
 class Emit(Protocol):
     """Called on rank 0 with the kind of event, the step it is about, and its detail."""
 
     def __call__(self, kind: EventKind, step: int, detail: dict[str, Any], /) -> None: ...
-
-
-class Refusal(msgspec.Struct, kw_only=True):
-    """A checkpoint that was not loaded: its first problem of `problems`, and where it lies now."""
-
-    checkpoint: str
-    step: int
-    file: str
-    block: int | None
-    fault: str
-    reason: str
-    problems: int
-    quarantined_as: str
 
 
 class Restored(msgspec.Struct, kw_only=True):
@@ -100,15 +80,6 @@ class Restored(msgspec.Struct, kw_only=True):
     checkpoint: str
     extra: dict[str, Any]
     refused: list[Refusal]
-
-
-class _Sight(msgspec.Struct, kw_only=True):
-    """What one rank saw of a checkpoint: the problems of its share, and whose files they are."""
-
-    save_id: str
-    problems: list[Problem]
-    misfits: list[str]
-    bytes_read: int
 
 
 class CheckpointStore:
@@ -161,7 +132,11 @@ class CheckpointStore:
         def conclude() -> None:
             detail = {"checkpoint": final.name, "bytes": sum(s.bytes_read for s in sights)}
             self._emit("checkpoint_verified", step, detail | _seconds(started))
-            retain(self._run.checkpoints, self._keep, verified_step=step)
+            try:
+                retain(self._run.checkpoints, self._keep, verified_step=step)
+            except OSError as error:
+                # What could not be deleted costs space, not the checkpoint that was just made.
+                self._emit("failure", step, {"retention": str(error)})
 
         try:
             with _quiet_when_alone(ranks):
@@ -177,9 +152,12 @@ class CheckpointStore:
             raise SaveError(
                 f"step {step}: {_first_failure(error)} ({_free(final.parent)})"
             ) from error
-        sights, _ = self._look(ranks, final, {})
-        refusal = self._judge(
-            ranks, Candidate(name=final.name, path=final, step=step, state="committed"), sights
+        sights, _ = look(ranks, self._run.name, final, {})
+        refusal = agree(
+            ranks,
+            self._run.name,
+            Candidate(name=final.name, path=final, step=step, state="committed"),
+            sights,
         )
         if refusal is not None:
             ranks.decide(lambda: self._emit_refused([refusal], None))
@@ -201,8 +179,8 @@ class CheckpointStore:
         names, ever = ranks.decide(self._list)
         refused: list[Refusal] = []
         for candidate in filter(None, (parse_name(self._run.checkpoints / n) for n in names)):
-            sights, manifest = self._look(ranks, candidate.path, state)
-            refusal = self._judge(ranks, candidate, sights)
+            sights, manifest = look(ranks, self._run.name, candidate.path, state)
+            refusal = agree(ranks, self._run.name, candidate, sights)
             if refusal is not None:
                 refused.append(refusal)
                 continue
@@ -238,59 +216,6 @@ class CheckpointStore:
         every = candidates(self._run.checkpoints)
         ever = any(c.state != "temporary" for c in every) or self._run.has_committed()
         return [c.name for c in every if c.state == "committed"], ever
-
-    def _look(self, ranks: Ranks, path: Path, state: State) -> tuple[list[_Sight], Manifest | None]:
-        """Verify a checkpoint, each rank its share; return what all saw and the manifest here."""
-        seen: list[Manifest | None] = [None]
-
-        def look() -> _Sight:
-            try:
-                mine = share(read_manifest(path), ranks.rank, ranks.size)
-            except (OSError, ManifestError):
-                mine = []  # `verify` says what is wrong with it.
-            finding = verify(path, files=mine, run=self._run.name)
-            seen[0] = finding.manifest
-            return _Sight(
-                save_id=finding.manifest.save_id if finding.manifest else "",
-                problems=finding.problems,
-                misfits=_misfits(finding.manifest, state) if finding.manifest else [],
-                bytes_read=finding.bytes_read,
-            )
-
-        return ranks.gather(look), seen[0]
-
-    def _judge(self, ranks: Ranks, candidate: Candidate, sights: list[_Sight]) -> Refusal | None:
-        """Agree on a checkpoint: None when it is valid, else quarantine it and say why."""
-        if not any(s.problems for s in sights) and len({s.save_id for s in sights}) == 1:
-            return None
-
-        def confirm() -> Refusal | None:
-            # What another rank saw counts only when it is there for rank 0, too: a stale view of
-            # a shared disk must not cost a good checkpoint.
-            finding = verify(candidate.path, run=self._run.name)
-            if not finding.problems:
-                return None
-            first = finding.problems[0]
-            moved = quarantine(candidate.path, first.fault)
-            return Refusal(
-                checkpoint=candidate.name,
-                step=candidate.step,
-                file=first.file,
-                block=first.block,
-                fault=first.fault,
-                reason=str(first),
-                problems=len(finding.problems),
-                quarantined_as=moved.name,
-            )
-
-        refusal = ranks.decide(confirm)
-        if refusal is None:
-            texts = [f"rank {r} sees {s.problems[0]}" for r, s in enumerate(sights) if s.problems]
-            raise SplitViewError(
-                f"{candidate.path}: nothing is wrong with it for rank 0,"
-                f" but {'; '.join(texts) or 'ranks see different saves of the step'}"
-            )
-        return refusal
 
     def _restore(
         self,
@@ -332,17 +257,6 @@ class CheckpointStore:
             lost = None if restored_step is None else refusal.step - restored_step
             detail = msgspec.structs.asdict(refusal) | {"steps_lost": lost}
             self._emit("checkpoint_refused", refusal.step, detail)
-
-
-def _misfits(manifest: Manifest, state: State) -> list[str]:
-    texts = []
-    for fqn, tensor in state.items():
-        if fqn not in manifest.tensors:
-            texts.append(f"it has no {fqn}")
-        elif manifest.tensors[fqn] != list(tensor.shape):
-            found, expected = manifest.tensors[fqn], list(tensor.shape)
-            texts.append(f"{fqn} has shape {found}, expected {expected}")
-    return texts
 
 
 def _first_failure(error: CheckpointException) -> str:

@@ -36,40 +36,36 @@ class _AllToAll(torch.autograd.Function):
     """Uneven all-to-all whose gradient travels the way back."""
 
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, send: list[int], recv: list[int], group: dist.ProcessGroup | None
-    ) -> Tensor:
-        ctx.splits = (send, recv, group)
+    def forward(ctx: Any, rows: Tensor, send: list[int], recv: list[int]) -> Tensor:
+        ctx.splits = (send, recv)
         out = rows.new_empty((sum(recv), rows.shape[1]))
-        dist.all_to_all_single(out, rows.contiguous(), recv, send, group=group)
+        dist.all_to_all_single(out, rows.contiguous(), recv, send)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        send, recv, group = ctx.splits
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        send, recv = ctx.splits
         back = grad.new_empty((sum(send), grad.shape[1]))
-        dist.all_to_all_single(back, grad.contiguous(), send, recv, group=group)
-        return back, None, None, None
+        dist.all_to_all_single(back, grad.contiguous(), send, recv)
+        return back, None, None
 
 
-def _all_to_all(
-    rows: Tensor, send: list[int], recv: list[int], group: dist.ProcessGroup | None
-) -> Tensor:
-    out: Tensor = _AllToAll.apply(rows, send, recv, group)  # type: ignore[no-untyped-call] # torch's
+def _all_to_all(rows: Tensor, send: list[int], recv: list[int]) -> Tensor:
+    out: Tensor = _AllToAll.apply(rows, send, recv)  # type: ignore[no-untyped-call] # torch's
     return out
 
 
 class GlooExchange:
-    """Experts split evenly over the ranks of `group`, in order of rank.
+    """Experts split evenly over all ranks, in order of rank.
 
     Attributes:
         rows_to, rows_from: token rows sent to and received from each peer since `reset`.
     """
 
-    def __init__(self, clock: ExchangeClock, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, clock: ExchangeClock) -> None:
         self._clock = clock
-        self._group = group
-        self._peers = dist.get_world_size(group)
+        self._peers = dist.get_world_size()
+        self._experts_since = 0
         self.reset()
 
     def reset(self) -> None:
@@ -83,7 +79,7 @@ class GlooExchange:
         sent = counts.reshape(self._peers, -1)
         received = torch.empty_like(sent)
         started = clock.begin(MarkCode.EP_COUNTS, layer)
-        dist.all_to_all_single(received, sent.contiguous(), group=self._group)
+        dist.all_to_all_single(received, sent.contiguous())
         waited = clock.end_child("ep_counts", MarkCode.EP_COUNTS, started, layer)
         clock.add_wait("ep", waited)
 
@@ -95,15 +91,19 @@ class GlooExchange:
             self.rows_from[peer] += recv[peer]
 
         started = clock.begin(MarkCode.EP_DISPATCH, layer)
-        arrived = _all_to_all(rows, send, recv, self._group)
+        arrived = _all_to_all(rows, send, recv)
         clock.end_child("ep_dispatch", MarkCode.EP_DISPATCH, started, layer)
+        # What lies between the exchanges is the experts' own work.
+        self._experts_since = clock.begin(MarkCode.EP_EXPERTS, layer)
         order = expert_order(received)
         return Dispatched(arrived[order], received.sum(0).tolist(), send, recv, order)
 
     def combine(self, outputs: Tensor, dispatched: Dispatched, layer: int) -> Tensor:
         """See `ExpertExchange.combine`."""
-        started = self._clock.begin(MarkCode.EP_COMBINE, layer)
+        clock = self._clock
+        clock.end_child("ep_experts", MarkCode.EP_EXPERTS, self._experts_since, layer)
+        started = clock.begin(MarkCode.EP_COMBINE, layer)
         by_peer = outputs[torch.argsort(dispatched.order)]
-        back = _all_to_all(by_peer, dispatched.recv_splits, dispatched.send_splits, self._group)
-        self._clock.end_child("ep_combine", MarkCode.EP_COMBINE, started, layer)
+        back = _all_to_all(by_peer, dispatched.recv_splits, dispatched.send_splits)
+        clock.end_child("ep_combine", MarkCode.EP_COMBINE, started, layer)
         return back

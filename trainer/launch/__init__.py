@@ -1,8 +1,8 @@
 """How ranks are started, restarted and let go: torchrun's agent with an order book.
 
-Public face for chaos and poc: the exit codes of a rank and the names of the processes' modules.
+Public face for those who start jobs: the command lines of its processes.
 """
 
-from tailwatch.trainer.launch.codes import HOPELESS, LEFT, REFORM
+from tailwatch.trainer.launch.commands import launcher_command, store_command
 
-__all__ = ["HOPELESS", "LEFT", "REFORM"]
+__all__ = ["launcher_command", "store_command"]

@@ -8,8 +8,10 @@ a run directory; without it a directory that holds anything is refused.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
+import signal
 import sys
 import time
 from pathlib import Path
@@ -17,13 +19,17 @@ from pathlib import Path
 import msgspec
 
 from tailwatch.errors import UsageError
+from tailwatch.files import hold
+from tailwatch.manifest import describe
 from tailwatch.processes import (
     Guard,
     Process,
+    StartError,
     free_port,
     kill_for_sure,
     make_scratch,
     remove_scratch,
+    scratch_path,
     spawn,
     wait_until,
 )
@@ -31,8 +37,11 @@ from tailwatch.records import StepRecord, decode
 from tailwatch.ring import RingReader, TornRing
 from tailwatch.runs import RunDirectory, new_run_name
 from tailwatch.trainer.config import TrainerConfig, config_from
+from tailwatch.trainer.launch.commands import launcher_command, store_command
 
 LEAVE_SECONDS = 45.0
+# A ring takes about 10 MB; three attempts of them may lie side by side for a moment.
+RING_BYTES = 10_500_000
 PROGRESS_SECONDS = 5.0
 
 
@@ -50,11 +59,21 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="trainer setting"
     )
+    parser.add_argument(
+        "--from-scratch",
+        action="store_true",
+        help="with --resume: start again from nothing when no checkpoint is valid",
+    )
     arguments = parser.parse_args(argv)
     if arguments.nodes < 1 or arguments.ranks < 1:
         raise UsageError("expected at least 1", source="--nodes and --ranks")
-    run = _resume(arguments.out) if arguments.resume else _create(arguments)
-    return _Local(run, arguments.nodes, arguments.ranks).train()
+    run = _resume(arguments) if arguments.resume else _create(arguments)
+    try:
+        with hold(run.root, "run directory"):
+            return _Local(run, arguments).train()
+    except StartError as error:
+        print(f"tailwatch train: {error}", file=sys.stderr)
+        return 1
 
 
 def _create(arguments: argparse.Namespace) -> RunDirectory:
@@ -68,35 +87,45 @@ def _create(arguments: argparse.Namespace) -> RunDirectory:
         except msgspec.DecodeError:
             raise UsageError(f"{value!r} is no number", source="--set", place=field) from None
     config: TrainerConfig = config_from(settings, "--set")
-    config.check(arguments.nodes * arguments.ranks)
+    for nodes in range(1, arguments.nodes + 1):
+        try:
+            config.check(nodes * arguments.ranks)
+        except UsageError as error:
+            raise UsageError(
+                f"{error} (with {nodes} of {arguments.nodes} nodes; any of them may leave)",
+                source="--nodes and --ranks",
+            ) from None
     root = arguments.out or Path("runs") / new_run_name("train")
-    manifest = {
-        "schema": "tailwatch.manifest/1",
-        "trainer": config,
-        "workload": config.workload,
-        "world_size": arguments.nodes * arguments.ranks,
-        "backend": "gloo",
-    }
+    manifest = describe(
+        config=config,
+        workload=config.workload,
+        nodes=[f"node-{index}" for index in range(arguments.nodes)],
+        ranks_per_node=arguments.ranks,
+        backend="gloo",
+    )
     return RunDirectory.create(root.absolute(), manifest)
 
 
-def _resume(out: Path | None) -> RunDirectory:
+def _resume(arguments: argparse.Namespace) -> RunDirectory:
+    out = arguments.out
     if out is None or not (out / "manifest.json").is_file():
-        raise UsageError(
-            "holds no run (no manifest.json), expected --out RUN", source=out or "--resume"
-        )
+        source = out or "--resume"
+        raise UsageError("holds no run (no manifest.json), expected --out RUN", source=source)
+    if arguments.set:
+        raise UsageError("a resumed run keeps its configuration", source="--set")
     return RunDirectory(out.resolve())
 
 
 class _Local:
     """The processes of one run on this machine."""
 
-    def __init__(self, run: RunDirectory, nodes: int, ranks: int) -> None:
+    def __init__(self, run: RunDirectory, arguments: argparse.Namespace) -> None:
         self.run = run
-        self.nodes = [f"node-{index}" for index in range(nodes)]
-        self.ranks = ranks
+        self.nodes = [f"node-{index}" for index in range(arguments.nodes)]
+        self.ranks = arguments.ranks
+        self.from_scratch = arguments.from_scratch
         self.token = secrets.token_hex(8)
-        self.scratch = Path("/dev/shm") / f"tailwatch-{self.token}"
+        self.scratch = scratch_path(self.token, RING_BYTES * len(self.nodes) * self.ranks * 3)
 
     def train(self) -> int:
         """Start everything, follow it, end everything."""
@@ -105,26 +134,31 @@ class _Local:
             token=self.token,
             ledger=self.run.evidence / "ledger.jsonl",
             scratch=[self.scratch],
-            then=[sys.executable, "-c", ""],
         )
         make_scratch(self.scratch, self.token)
+        # An eviction of this process is one of its nodes.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             launchers = self._start()
             try:
                 self._follow(launchers)
             except KeyboardInterrupt:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 print("interrupted: all nodes leave after a checkpoint", flush=True)
+                # All at once: otherwise the last ones would form a job of their own first.
                 for launcher in launchers:
-                    launcher.terminate(LEAVE_SECONDS)
-            return max(abs(launcher.wait(LEAVE_SECONDS) or 0) for launcher in launchers)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(launcher.pid, signal.SIGTERM)
+            states = [launcher.wait(LEAVE_SECONDS) for launcher in launchers]
+            return 0 if all(status == 0 for status in states) else 1
         finally:
             kill_for_sure(self.token)
             remove_scratch(self.scratch, self.token)
             guard.release()
 
-    def _python(self, name: str, module: str, *arguments: str | Path) -> Process:
+    def _spawn(self, name: str, command: list[str]) -> Process:
         return spawn(
-            [sys.executable, "-m", module, *arguments],
+            command,
             log=self.run.logs / f"{name}.log",
             token=self.token,
             name=name,
@@ -133,19 +167,23 @@ class _Local:
 
     def _start(self) -> list[Process]:
         address = f"127.0.0.1:{free_port()}"
-        store = self._python("store", "tailwatch.trainer.launch.store", "--listen", address)
+        store = self._spawn("store", store_command(address))
         wait_until(lambda: "store on" in store.output(), 60, "the store serves", processes=[store])
         launchers = []
         for node in self.nodes:
             rings = self.scratch / node
             rings.mkdir()
-            launcher = self._python(
-                f"launcher-{node}", "tailwatch.trainer.launch.node",
-                "--run", self.run.root, "--node", node, "--store", address,
-                "--ranks", str(self.ranks), "--nodes", f"1:{len(self.nodes)}",
-                "--rings", rings, "--doorbell", rings / "doorbell",
-            )  # fmt: skip
-            launchers.append(launcher)
+            command = launcher_command(
+                run=self.run.root,
+                node=node,
+                store=address,
+                ranks=self.ranks,
+                nodes=len(self.nodes),
+                rings=rings,
+                doorbell=rings / "doorbell",
+                from_scratch=self.from_scratch,
+            )
+            launchers.append(self._spawn(f"launcher-{node}", command))
         print(f"run {self.run.root}", flush=True)
         return launchers
 
@@ -155,25 +193,30 @@ class _Local:
             time.sleep(0.2)
             if time.monotonic() - said > PROGRESS_SECONDS:
                 said = time.monotonic()
-                record = self._newest()
-                if record is not None:
-                    reward = "" if record.reward is None else f", reward {record.reward:.3f}"
-                    print(
-                        f"attempt {record.attempt}, step {record.step}, {record.stage}, "
-                        f"{record.duration_ns / 1e6:.0f} ms, loss {record.loss:.4f}{reward}",
-                        flush=True,
-                    )
+                self._tell()
 
-    def _newest(self) -> StepRecord | None:
-        found: StepRecord | None = None
-        for path in sorted(self.scratch.rglob("*.r00000.ring"))[-1:]:
-            try:
-                reader = RingReader(path)
-            except (OSError, TornRing):
-                continue
-            for payload in reader.read_records():
-                record = decode(payload)
-                if isinstance(record, StepRecord):
-                    found = record
-            reader.close()
-        return found
+    def _tell(self) -> None:
+        """Print the newest step of rank 0, and remove the rings of older attempts."""
+        rings = sorted(self.scratch.rglob("*.r00000.ring"), key=lambda path: path.name)
+        if not rings:
+            return
+        attempt = rings[-1].name.rsplit(".a", 1)[1]
+        for path in self.scratch.rglob("*.ring"):
+            # No agent drains them here, and a tmpfs is small.
+            if path.name.rsplit(".a", 1)[1][:4] < attempt[:4]:
+                path.unlink(missing_ok=True)
+        try:
+            reader = RingReader(rings[-1])
+        except (OSError, TornRing):
+            return
+        records = [decode(payload) for payload in reader.read_records()]
+        reader.close()
+        steps = [record for record in records if isinstance(record, StepRecord)]
+        if steps:
+            last = steps[-1]
+            reward = "" if last.reward is None else f", reward {last.reward:.3f}"
+            print(
+                f"attempt {last.attempt}, step {last.step}, {last.stage}, "
+                f"{last.duration_ns / 1e6:.0f} ms, loss {last.loss:.4f}{reward}",
+                flush=True,
+            )

@@ -42,29 +42,37 @@ from tailwatch.records import Event
 from tailwatch.runs import RunDirectory
 from tailwatch.trainer.config import TrainerConfig, config_from
 from tailwatch.trainer.launch.codes import HOPELESS, LEFT, REFORM
-from tailwatch.trainer.launch.rank import LEAVE_SECONDS, RankPlace, run_rank, submit_leave
+from tailwatch.trainer.launch.rank import RankPlace, run_rank, submit_leave
 
-MAX_RESTARTS = 100
-REJOIN_SECONDS = 20.0
+# Restarts in a row after which no newer checkpoint was verified: more of them would not help.
+FRUITLESS_RESTARTS = 8
 
 
 class NodeLauncher(LocalElasticAgent):
     """One node's agent. `leave` may be called from a signal handler."""
 
     def __init__(
-        self, spec: WorkerSpec, logs: DefaultLogsSpecs, run: RunDirectory, node: str
+        self,
+        spec: WorkerSpec,
+        logs: DefaultLogsSpecs,
+        run: RunDirectory,
+        node: str,
+        leave_seconds: float,
     ) -> None:
         super().__init__(spec, logs, start_method="fork", exit_barrier_timeout=0)
         self.run_directory = run
         self.node = node
+        self._leave_seconds = leave_seconds
+        self._verified_step = -1
+        self._fruitless = 0
         self._leave_by: float | None = None
         self._rejoin_by: float | None = None
 
     def leave(self, by: str) -> None:
         """Let the ranks checkpoint and go, then leave the rendezvous."""
         if self._leave_by is None:
-            self._leave_by = time.monotonic() + LEAVE_SECONDS
-            submit_leave(self.run_directory, self.node, by=by)
+            self._leave_by = time.monotonic() + self._leave_seconds
+            submit_leave(self.run_directory, self.node, by=by, seconds=self._leave_seconds)
 
     def _invoke_run(self, role: str = "default") -> RunResult:
         group = self._worker_group
@@ -79,15 +87,11 @@ class NodeLauncher(LocalElasticAgent):
                 codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
                 if LEFT in codes.values() or self._leave_by is not None:
                     return self._left()
-                if HOPELESS in codes.values():
-                    self._report_failure(codes)
-                    return result
                 if set(codes.values()) != {REFORM}:
                     self._report_failure(codes)
-                    if self._remaining_restarts == 0:
+                    if HOPELESS in codes.values() or self._too_many_restarts():
                         self._stop_workers(group)
                         return result
-                    self._remaining_restarts -= 1
                 self._rejoin_by = None
                 self._restart_workers(group)
             elif self._leave_by is not None and time.monotonic() > self._leave_by:
@@ -109,16 +113,18 @@ class NodeLauncher(LocalElasticAgent):
 
     def _welcome(self) -> None:
         """When a node waits to join, have all ranks checkpoint first; force it only when late."""
-        if self._worker_group.group_rank != 0 or not self._rdzv_handler.num_nodes_waiting():
+        if not self._rdzv_handler.num_nodes_waiting():
             return
         if self._rejoin_by is None:
-            self._rejoin_by = time.monotonic() + REJOIN_SECONDS
+            self._rejoin_by = time.monotonic() + self._leave_seconds
+            if self._worker_group.group_rank != 0:
+                return  # one order is enough; by force, later, may anybody
             order = Order(
                 id=control.new_order_id(),
                 kind="rejoin",
                 by=f"launcher/{self.node}",
                 reason="a node waits to join",
-                deadline_ns=time.time_ns() + int(REJOIN_SECONDS * 1e9),
+                deadline_ns=time.time_ns() + int(self._leave_seconds * 1e9),
             )
             control.submit(self.run_directory.orders, order)
         elif time.monotonic() > self._rejoin_by:
@@ -128,6 +134,19 @@ class NodeLauncher(LocalElasticAgent):
     def _stop_workers(self, worker_group: Any) -> None:
         # A rank that is stopped or deep in a collective does not deserve torchrun's 30 s.
         self._shutdown(signal.SIGTERM, timeout=3)
+
+    def _too_many_restarts(self) -> bool:
+        verified = max(
+            (
+                e.step or 0
+                for e in self.run_directory.read_events()
+                if e.kind == "checkpoint_verified"
+            ),
+            default=-1,
+        )
+        self._fruitless = self._fruitless + 1 if verified <= self._verified_step else 0
+        self._verified_step = verified
+        return self._fruitless >= FRUITLESS_RESTARTS
 
     def _report_failure(self, codes: dict[int, int]) -> None:
         self._event("failure", {"exit_codes": {str(rank): code for rank, code in codes.items()}})
@@ -152,6 +171,8 @@ def build_launcher(
 ) -> NodeLauncher:
     """Return the launcher of one node; `nodes` is `MIN:MAX`, `store` is `HOST:PORT`."""
     least, most = (int(part) for part in nodes.split(":"))
+    for count in range(least, most + 1):
+        config.check(count * ranks)  # a node that leaves must not end the job
     run = RunDirectory(place.run)
     rendezvous = RendezvousParameters(
         backend="c10d",
@@ -174,12 +195,13 @@ def build_launcher(
         entrypoint=run_rank,
         args=(place, config),
         rdzv_handler=rendezvous_registry.get_rendezvous_handler(rendezvous),
-        max_restarts=MAX_RESTARTS,
+        max_restarts=FRUITLESS_RESTARTS,  # counted by our own loop
         monitor_interval=0.1,
     )
     logs = run.logs / place.node
     logs.mkdir(parents=True, exist_ok=True)
-    return NodeLauncher(spec, DefaultLogsSpecs(str(logs), redirects=Std.ALL), run, place.node)
+    specs = DefaultLogsSpecs(str(logs), redirects=Std.ALL)
+    return NodeLauncher(spec, specs, run, place.node, config.leave_seconds)
 
 
 def main(argv: list[str]) -> int:
@@ -192,6 +214,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--nodes", default="1:2", help="MIN:MAX nodes")
     parser.add_argument("--rings", type=Path, required=True, help="ring directory (tmpfs)")
     parser.add_argument("--doorbell", type=Path, required=True, help="the node agent's socket")
+    parser.add_argument(
+        "--from-scratch", action="store_true", help="start again when no checkpoint is valid"
+    )
     arguments = parser.parse_args(argv)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     # Or torch puts a handler of its own over ours and kills the ranks of a node that is evicted.
@@ -203,6 +228,7 @@ def main(argv: list[str]) -> int:
         launcher_pid=os.getpid(),
         rings=arguments.rings,
         doorbell=arguments.doorbell,
+        from_scratch=arguments.from_scratch,
     )
     manifest = place.run / "manifest.json"
     config = config_from(msgspec.json.decode(manifest.read_bytes())["trainer"], str(manifest))

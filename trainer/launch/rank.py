@@ -8,6 +8,7 @@ that this attempt is over.
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import signal
 import sys
@@ -24,10 +25,10 @@ from tailwatch.control import Order
 from tailwatch.errors import UsageError
 from tailwatch.files import write_durably
 from tailwatch.processes import die_with_parent, start_ticks
-from tailwatch.records import EventKind
+from tailwatch.records import Event, EventKind
 from tailwatch.ring import RingWriter
 from tailwatch.runs import Attempt, RankProcess, RunDirectory
-from tailwatch.trainer.checkpoint import CheckpointStore, NothingToRestore
+from tailwatch.trainer.checkpoint import CheckpointError, CheckpointStore
 from tailwatch.trainer.config import TrainerConfig
 from tailwatch.trainer.ep import GlooExchange
 from tailwatch.trainer.launch.codes import HOPELESS, LEFT, REFORM
@@ -36,7 +37,7 @@ from tailwatch.trainer.orders import RankOrders
 from tailwatch.trainer.recorder import StepRecorder
 from tailwatch.trainer.state import TrainerState, build_model
 
-LEAVE_SECONDS = 30.0
+COLLECTIVE_SECONDS = 300.0
 
 
 class RankPlace(msgspec.Struct, kw_only=True, frozen=True):
@@ -47,28 +48,29 @@ class RankPlace(msgspec.Struct, kw_only=True, frozen=True):
     launcher_pid: int
     rings: Path
     doorbell: Path
+    from_scratch: bool = False
 
 
 def run_rank(place: RankPlace, config: TrainerConfig) -> None:
-    """Run one rank of one attempt; does not return."""
+    """Run one rank of one attempt; returns after the last step, otherwise ends the process."""
     die_with_parent(place.launcher_pid)
     run = RunDirectory(place.run)
-    _leave_on_sigterm(place, run)
+    _leave_on_sigterm(place, run, config.leave_seconds)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=COLLECTIVE_SECONDS))
     try:
         outcome = _Attempt(place, config, run).train()
-    except (NothingToRestore, UsageError) as error:
+    except (CheckpointError, UsageError) as error:
         print(f"rank {dist.get_rank()}: {error}", file=sys.stderr, flush=True)
         os._exit(HOPELESS)
     if outcome == "finished":
         dist.destroy_process_group()
-        sys.exit(0)
+        return
     # Peers may already be gone: no collective shutdown, the ring and the checkpoint are safe.
     os._exit(LEFT if outcome == "left" else REFORM)
 
 
-def _leave_on_sigterm(place: RankPlace, run: RunDirectory) -> None:
+def _leave_on_sigterm(place: RankPlace, run: RunDirectory, seconds: float) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def wait() -> None:
@@ -76,16 +78,21 @@ def _leave_on_sigterm(place: RankPlace, run: RunDirectory) -> None:
             info = signal.sigwaitinfo({signal.SIGTERM})
             if info.si_pid == place.launcher_pid:
                 os._exit(1)
-            submit_leave(run, place.node, by=f"SIGTERM from pid {info.si_pid}")
+            by = f"SIGTERM from pid {info.si_pid}"
+            submit_leave(run, place.node, by=by, seconds=seconds)
 
     threading.Thread(target=wait, name="sigterm", daemon=True).start()
 
 
-def submit_leave(run: RunDirectory, node: str, *, by: str) -> None:
-    """Order a node to leave at the next boundary."""
-    deadline = time.time_ns() + int(LEAVE_SECONDS * 1e9)
+def submit_leave(run: RunDirectory, node: str, *, by: str, seconds: float) -> None:
+    """Order a node to leave at the next boundary, within `seconds`.
+
+    The order is named after node and attempt: a signal to a whole process group is one order.
+    """
+    attempts = run.read_attempts()
+    deadline = time.time_ns() + int(seconds * 1e9)
     order = Order(
-        id=control.new_order_id(),
+        id=f"leave-{node[:32]}-a{attempts[-1].attempt if attempts else 0:04d}",
         kind="leave",
         by=by,
         reason="eviction",
@@ -157,7 +164,14 @@ class _Attempt:
     def emit(self, kind: EventKind, step: int | None, detail: dict[str, object]) -> None:
         """Publish an event of rank 0, in the ring and in the run directory."""
         if self.rank == 0:
-            self.run.append_event(self.recorder.event(kind, step=step, detail=detail))
+            self._append(self.recorder.event(kind, step=step, detail=detail))
+
+    def _append(self, event: Event) -> None:
+        try:
+            self.run.append_event(event)
+        except OSError as error:
+            # A full disk costs the line in events.jsonl; the event is in the ring all the same.
+            print(f"{self.run.events}: {error}", file=sys.stderr, flush=True)
 
     def answer(self, kind: EventKind, order: Order, reason: str = "") -> None:
         """Publish the answer to an order."""
@@ -166,23 +180,28 @@ class _Attempt:
             if reason:
                 detail["reason"] = reason
             event = self.recorder.event(kind, step=self.state.step, detail=detail)
-            self.run.append_event(msgspec.structs.replace(event, order=order.id, node=order.node))
+            self._append(msgspec.structs.replace(event, order=order.id, node=order.node))
 
     def train(self) -> str:
         """Restore, say so, and train to an outcome."""
         claim = self.claim
         checkpoints = CheckpointStore(self.run, keep=self.config.checkpoint_keep, emit=self.emit)
         self.emit("start" if claim.attempt == 1 else "restart", None, {"world": self.world_size})
-        restored = checkpoints.load(self.state.tensors())
+        restored = checkpoints.load(self.state.tensors(), from_scratch=self.place.from_scratch)
         if restored is not None:
             self.state.step, self.state.iteration = restored.step, restored.iteration
         if self.rank == 0:
             claim.resumed_from_step = restored.step if restored else None
             path = self.run.attempts / f"{claim.attempt:04d}.json"
             write_durably(path, msgspec.json.encode(claim))
-        orders = RankOrders(self.run.orders, self.rank, self.answer)
-        answered = {"order_done", "order_refused", "order_expired"}
-        orders.resume({e.order for e in self.run.read_events() if e.kind in answered and e.order})
+        orders = RankOrders(
+            self.run.orders,
+            self.rank,
+            nodes={process.node for process in claim.ranks},
+            answered=self._answered() if self.rank == 0 else (),
+            answer=self.answer,
+        )
+        orders.spread()  # faults in force go on
         outcome = Trainer(
             self.config,
             node=self.place.node,
@@ -191,9 +210,15 @@ class _Attempt:
             checkpoints=checkpoints,
             orders=orders,
             answer=self.answer,
+            emit=self.emit,
             attempt=claim.attempt,
             state=self.state,
         ).train()
-        self.emit("finish" if outcome == "finished" else "leave", self.state.step, {})
+        if outcome == "finished":
+            self.emit("finish", self.state.step, {})
         self.recorder.close()
         return outcome
+
+    def _answered(self) -> set[str]:
+        kinds = {"order_done", "order_refused", "order_expired"}
+        return {e.order for e in self.run.read_events() if e.kind in kinds and e.order}

@@ -15,6 +15,8 @@ import resource
 import time
 from types import TracebackType
 
+import msgspec
+
 from tailwatch.records import PHASES, Event, EventKind, Stage, StepRecord, encode
 from tailwatch.ring import MarkCode, RingWriter
 from tailwatch.ring.layout import END
@@ -47,6 +49,28 @@ class Phase:
         trace: TracebackType | None,
     ) -> None:
         self.length_ns += self._mark(self._end) - self._started
+
+
+class Wait:
+    """A collective that says how long it stood: mostly until the last peer had come."""
+
+    __slots__ = ("_group", "_recorder", "_started")
+
+    def __init__(self, recorder: StepRecorder, group: str) -> None:
+        self._recorder = recorder
+        self._group = group
+        self._started = 0
+
+    def __enter__(self) -> None:
+        self._started = time.monotonic_ns()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._recorder.add_wait(self._group, time.monotonic_ns() - self._started)
 
 
 class StepRecorder:
@@ -115,6 +139,10 @@ class StepRecorder:
         children[name] = children.get(name, 0) + length
         return length
 
+    def wait(self, group: str) -> Wait:
+        """Return the context that counts the time inside it as waiting for peers of a group."""
+        return Wait(self, group)
+
     def add_wait(self, group: str, waited_ns: int) -> None:
         """Add time this rank spent waiting for its peers in a group."""
         waits = self._record.waits_ns
@@ -157,7 +185,13 @@ class StepRecorder:
             usage = resource.getrusage(resource.RUSAGE_SELF)
             record.peak_memory_bytes = usage.ru_maxrss * 1024
         self._steps += 1
-        self._ring.append(encode(record))
+        try:
+            data = encode(record)
+        except ValueError:
+            # Very wide expert parallelism: who sent how much to whom no longer fits a slot.
+            record.rows_to, record.rows_from = [], []
+            data = encode(record)
+        self._ring.append(data)
 
     def event(
         self, kind: EventKind, *, step: int | None = None, detail: dict[str, object] | None = None
@@ -175,7 +209,11 @@ class StepRecorder:
             node=record.node,
             detail=detail or {},
         )
-        self._ring.append(encode(event))
+        try:
+            data = encode(event)
+        except ValueError:
+            data = encode(msgspec.structs.replace(event, detail={"cut": str(detail)[:1000]}))
+        self._ring.append(data)
         return event
 
     def close(self) -> None:

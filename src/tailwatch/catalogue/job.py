@@ -19,8 +19,8 @@ _WINDOW = "last <= 4,096 comparable job steps of the current configuration"
 def _quantiles() -> list[Metric]:
     found = []
     for what, noun, source in (
-        ("step", "job step", _WINDOW),
-        ("iteration", "iteration", "last <= 4,096 comparable iterations"),
+        ("step", "a job step", _WINDOW),
+        ("iteration", "an iteration", "last <= 4,096 comparable iterations"),
     ):
         for q in (50, 95, 99):
             found.append(
@@ -28,7 +28,7 @@ def _quantiles() -> list[Metric]:
                     name=f"tailwatch_job_{what}_p{q}_seconds",
                     kind="gauge",
                     unit="seconds",
-                    help=f"p{q} of the duration of a {noun}, as an order statistic.",
+                    help=f"p{q} of the duration of {noun}, as an order statistic.",
                     labels=("run", "workload"),
                     source=f"job agent: {source}",
                 )
@@ -108,7 +108,14 @@ METRICS: list[Metric] = [
         "tailwatch_rank_late_seconds_total", "counter", "seconds",
         "How much later than its peers a rank came to the exchanges of its steps; warm-up left "
         "out.",
-        "median of the other ranks' waits minus its own wait, not below 0", "node", "rank",
+        "median of the other ranks' waits minus its own, not below 0, summed over the groups that "
+        "wait for each other", "node", "rank",
+    ),
+    job_metric(
+        "tailwatch_job_lateness_steps_total", "counter", "steps",
+        "Job steps for which the ranks' lateness was measured, warm-up left out: what late seconds "
+        "are to be divided by.",
+        "job steps with waits in their records",
     ),
     job_metric(
         "tailwatch_job_restarts_total", "counter", "restarts",
@@ -145,7 +152,8 @@ METRICS: list[Metric] = [
     ),
     job_metric(
         "tailwatch_job_loss", "gauge", "loss",
-        "Loss of the newest job step.", "step records, mean over ranks",
+        "Loss of the newest job step, as rank 0 recorded it; it is a global loss.",
+        "step records of rank 0",
     ),
     job_metric(
         "tailwatch_job_attempt_info", "info", "",

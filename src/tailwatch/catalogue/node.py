@@ -52,7 +52,8 @@ METRICS: list[Metric] = [
     ),
     node_metric(
         "tailwatch_rank_peak_memory_bytes", "gauge", "bytes",
-        "Peak memory of a rank as of its newest step.", "step records", *_RANK,
+        "Peak memory of a rank's process; a rank reads it only every 64 steps.",
+        "step records", *_RANK,
     ),
     node_metric(
         "tailwatch_source_up", "gauge", "boolean",

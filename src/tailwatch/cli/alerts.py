@@ -34,14 +34,24 @@ def build(
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Directory to write the rule file to.")
     ],
+    interval: Annotated[
+        float,
+        typer.Option(
+            "--interval",
+            metavar="SECONDS",
+            help="How often your Prometheus scrapes the agents; all windows follow from it.",
+        ),
+    ] = 15.0,
 ) -> None:
     """Write the rule file that Prometheus reads, and print its path.
 
-    Example: tailwatch alerts build --out /etc/prometheus/rules
+    Example: tailwatch alerts build --out /etc/prometheus/rules --interval 30
     """
     from tailwatch.alerts.build import build
 
-    typer.echo(build(out))
+    if not 0.1 <= interval <= 600:
+        raise UsageError(f"{interval:g}, expected 0.1 to 600 seconds", source="--interval")
+    typer.echo(build(out, run_interval=interval))
 
 
 def check(json_output: Json = False) -> None:
@@ -67,6 +77,8 @@ def check(json_output: Json = False) -> None:
 def _findings(promtool: Path, amtool: Path) -> list[str]:
     from importlib.resources import files
 
+    import msgspec
+
     from tailwatch.alerts.alertmanager import alertmanager_config
     from tailwatch.alerts.build import build
     from tailwatch.alerts.rules import rules
@@ -79,7 +91,7 @@ def _findings(promtool: Path, amtool: Path) -> list[str]:
     ]
     with tempfile.TemporaryDirectory(prefix="tailwatch-alerts-") as directory:
         routes = Path(directory) / "alertmanager.yml"
-        routes.write_text(alertmanager_config("http://127.0.0.1:9/"))
+        routes.write_bytes(msgspec.json.encode(alertmanager_config("http://127.0.0.1:9/")))
         looks: list[list[str | Path]] = [
             [promtool, "check", "rules", "--lint=all", "--lint-fatal", build(Path(directory))],
             [amtool, "check-config", routes],

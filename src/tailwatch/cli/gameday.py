@@ -85,6 +85,8 @@ def lint(plan: Plan) -> None:
     Example: tailwatch gameday lint night.json
     """
     from tailwatch.chaos.plan import load_plan
+    from tailwatch.demo.lint import check_here
 
-    experiments = load_plan(plan).experiments
-    typer.echo(f"{plan}: ok, {len(experiments)} experiments")
+    loaded = load_plan(plan)
+    check_here(loaded)
+    typer.echo(f"{plan}: ok, {len(loaded.experiments)} experiments")

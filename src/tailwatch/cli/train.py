@@ -13,9 +13,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def train(context: typer.Context) -> None:
-    """Start the ranks of one node of the mixture-of-experts GRPO trainer.
+    """Train the small mixture-of-experts model on this machine, without a game day around it.
 
-    All arguments go to the launcher. Example: tailwatch train --help
+    Example: tailwatch train --set max_steps=200 --out /tmp/run
     """
     from tailwatch.trainer.launch.main import main
 

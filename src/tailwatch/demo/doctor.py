@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from tailwatch.chaos.ledger import Ledger
+from tailwatch.chaos.ledger import Ledger, damaged_lines, undo_left_open
 from tailwatch.demo.driver import read_driver
 from tailwatch.errors import UsageError
 from tailwatch.evidence import EvidenceDirectory
@@ -56,14 +56,20 @@ def treat(run: Path) -> Treatment:
     treatment = Treatment(
         run=str(run), alive=False, undone=[], failed=[], processes_ended=0, scratch_removed=[]
     )
-    driver = read_driver(run)
+    try:
+        driver = read_driver(run)
+    except UsageError as error:
+        treatment.failed.append(str(error))
+        driver = None
     if driver is not None and driver.alive:
         treatment.alive = True
         return treatment
     ledger = Ledger(EvidenceDirectory(run / "evidence").ledger)
-    for entry in ledger.left_open():
-        settled = ledger.undo(entry)
-        line = f"{entry.experiment}: {entry.undo}: {settled.reason}"
+    damaged = damaged_lines(ledger.path)
+    if damaged:
+        treatment.failed.append(f"{ledger.path}: {damaged} unreadable lines")
+    for settled in undo_left_open(ledger):
+        line = f"{settled.experiment}: {settled.undo}: {settled.reason}"
         (treatment.undone if settled.state == "undone" else treatment.failed).append(line)
     if driver is None:
         return treatment

@@ -7,10 +7,12 @@ of the run carry, and the scratch directories; it is there before anything is st
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import msgspec
 
+from tailwatch.errors import UsageError
 from tailwatch.files import write_durably
 from tailwatch.processes import same_process, start_ticks
 
@@ -18,6 +20,7 @@ from tailwatch.processes import same_process, start_ticks
 class Driver(msgspec.Struct, kw_only=True):
     """The driver process of a run and what it left to clean up."""
 
+    host: str
     pid: int
     start_ticks: int
     token: str
@@ -25,13 +28,14 @@ class Driver(msgspec.Struct, kw_only=True):
 
     @property
     def alive(self) -> bool:
-        """Whether that very process still runs."""
-        return same_process(self.pid, self.start_ticks)
+        """Whether that very process still runs; of another host nobody here can say it does not."""
+        return self.host != platform.node() or same_process(self.pid, self.start_ticks)
 
 
 def write_driver(run: Path, token: str, scratch: list[Path]) -> None:
     """Write down this process as the driver of a run."""
     driver = Driver(
+        host=platform.node(),
         pid=os.getpid(),
         start_ticks=start_ticks(os.getpid()) or 0,
         token=token,
@@ -41,8 +45,11 @@ def write_driver(run: Path, token: str, scratch: list[Path]) -> None:
 
 
 def read_driver(run: Path) -> Driver | None:
-    """Return the driver of a run, or None when the run was not driven from here."""
+    """Return the driver of a run, or None when none is written down; UsageError for nonsense."""
+    path = run / "driver.json"
     try:
-        return msgspec.json.decode((run / "driver.json").read_bytes(), type=Driver)
+        return msgspec.json.decode(path.read_bytes(), type=Driver)
     except FileNotFoundError:
         return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"unreadable: {error}", source=path) from None

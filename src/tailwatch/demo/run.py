@@ -7,16 +7,18 @@ verdict ABORTED. Exit codes are those of the verdict.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import signal
 import sys
 import time
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 import msgspec
 
-from tailwatch import __version__
 from tailwatch.chaos.controls import Control, parse_control
 from tailwatch.chaos.feed import StepFeed
 from tailwatch.chaos.judge import judge
@@ -25,17 +27,25 @@ from tailwatch.chaos.runner import Runner
 from tailwatch.demo.collect import copy_run, query_everything
 from tailwatch.demo.doctor import RUNS
 from tailwatch.demo.driver import write_driver
-from tailwatch.demo.stack import NODES, WORLD_SIZE, Stack
+from tailwatch.demo.lint import check_here
+from tailwatch.demo.stack import NODES, RANKS_PER_NODE, RING_BYTES, WORLD_SIZE, Stack
+from tailwatch.errors import UsageError
 from tailwatch.evidence import EvidenceDirectory, Plan
-from tailwatch.processes import Guard, kill_for_sure, make_scratch, remove_scratch
+from tailwatch.files import hold
+from tailwatch.manifest import describe
+from tailwatch.processes import (
+    Guard,
+    StartError,
+    kill_for_sure,
+    make_scratch,
+    remove_scratch,
+    scratch_path,
+)
 from tailwatch.report import write_report
 from tailwatch.report.summary import summary_table
 from tailwatch.runs import RunDirectory, new_run_name
 from tailwatch.tools import find_tool
-from tailwatch.trainer.config import TrainerConfig, config_from
 from tailwatch.verdicts import EXIT_CODES, ReportDocument
-
-TMPFS = Path("/dev/shm")
 
 
 def run_demo(*, out: Path | None, only: str | None, control: str | None, json_output: bool) -> int:
@@ -61,31 +71,43 @@ class _GameDay:
         self.plan = plan
         self.control = control
         self.json_output = json_output
-        self.config = config_from(plan.workload, "workload")
-        self.config.check(WORLD_SIZE)
+        self.config = check_here(plan)
         for tool in ("prometheus", "alertmanager"):
             find_tool(tool)
         self.started = time.time()
-        name = out.name if out is not None else new_run_name(plan.name)
-        root = out if out is not None else RUNS / name
-        self.run_directory = RunDirectory.create(root.absolute(), _manifest(self.config, plan))
+        root = out if out is not None else RUNS / new_run_name(plan.name)
+        self.run_directory = RunDirectory.create(root.absolute(), self._manifest())
         self.evidence = EvidenceDirectory(self.run_directory.evidence)
         self.token = secrets.token_hex(8)
-        base = TMPFS if TMPFS.is_dir() else self.run_directory.root
-        self.scratch = base / f"tailwatch-{self.token}"
+        self.scratch = scratch_path(self.token, RING_BYTES * WORLD_SIZE * 3)
 
     def run(self) -> int:
         """Run it and return the exit code of its verdict."""
+        try:
+            with hold(self.run_directory.root, "run directory"), contextlib.ExitStack() as last:
+                self._run(last)
+            copy_run(self.run_directory, self.evidence)
+        except (OSError, StartError) as error:
+            self._say(f"failed: {error}")
+        try:
+            document = judge(self.evidence.root)
+        except UsageError as error:
+            self._say(f"no verdict: {error}")
+            return EXIT_CODES["ABORTED"]
+        try:
+            page: Path | None = write_report(
+                document, self.evidence.root, self.run_directory.report
+            )
+        except (OSError, UsageError) as error:
+            self._say(f"no report: {error}")
+            page = None
+        self._conclude(document, page)
+        return EXIT_CODES[document.verdict]
+
+    def _run(self, last: contextlib.ExitStack) -> None:
+        """Run the plan; what `last` holds is done in any case, each part for itself."""
         write_driver(self.run_directory.root, self.token, [self.scratch])
-        _terminate_like_interrupt()
-        guard = Guard.start(
-            run=self.run_directory.root,
-            token=self.token,
-            ledger=self.evidence.ledger,
-            scratch=[self.scratch],
-            then=[sys.executable, "-m", "tailwatch", "gameday", "doctor", self.run_directory.root],
-        )
-        make_scratch(self.scratch, self.token)
+        _interrupt_once()
         omit = [self.plan.experiments[0].expected[0].name] if self.control == "rule-removed" else []
         stack = Stack(
             self.run_directory,
@@ -101,62 +123,80 @@ class _GameDay:
             stack,
             self.evidence,
             StepFeed([self.run_directory.steps / f"{node}.steplog" for node in NODES]),
-            firing=stack.firing,
+            alerts=stack,
             progress=self._say,
             control=self.control,
         )
         self._say(f"run {self.run_directory.root}")
+
+        def start() -> None:
+            self._guard(last)
+            last.callback(stack.stop)
+            stack.start()
+
         try:
-            runner.run(stack.start)
+            runner.run(start)
         finally:
-            # From here on an impatient second Ctrl-C must not leave anything behind.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             self._say("stopping the job and collecting the evidence")
             query_everything(stack.client(), self.evidence, self.started, time.time())
-            stack.stop()
-            kill_for_sure(self.token)
-            remove_scratch(self.scratch, self.token)
-            guard.release()
-        copy_run(self.run_directory, self.evidence)
-        document = judge(self.evidence.root)
-        page = write_report(document, self.evidence.root, self.run_directory.report)
-        self._conclude(document, page)
-        return EXIT_CODES[document.verdict]
+
+    def _guard(self, last: contextlib.ExitStack) -> None:
+        run = str(self.run_directory.root)
+        guard = Guard.start(
+            run=self.run_directory.root,
+            token=self.token,
+            ledger=self.evidence.ledger,
+            scratch=[self.scratch],
+            then=[sys.executable, "-m", "tailwatch", "gameday", "doctor", run],
+        )
+        last.callback(guard.release)
+        last.callback(remove_scratch, self.scratch, self.token)
+        last.callback(kill_for_sure, self.token)
+        make_scratch(self.scratch, self.token)
+
+    def _manifest(self) -> dict[str, object]:
+        return describe(
+            config=self.config,
+            workload=self.config.workload,
+            nodes=list(NODES),
+            ranks_per_node=RANKS_PER_NODE,
+            backend="gloo",
+            plan=self.plan.name,
+        )
 
     def _say(self, text: str) -> None:
         stream = sys.stderr if self.json_output else sys.stdout
-        print(f"[{time.time() - self.started:6.1f} s] {text}", file=stream, flush=True)
+        _print(f"[{time.time() - self.started:6.1f} s] {text}", stream)
 
-    def _conclude(self, document: ReportDocument, page: Path) -> None:
+    def _conclude(self, document: ReportDocument, page: Path | None) -> None:
         if self.json_output:
-            sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
+            _print(msgspec.json.encode(document).decode(), sys.stdout)
             return
-        print()
-        print(summary_table(document))
-        print(f"\nreport: {page}")
+        _print(f"\n{summary_table(document)}", sys.stdout)
+        if page is not None:
+            _print(f"\nreport: {page}", sys.stdout)
 
 
-def _terminate_like_interrupt() -> None:
+def _print(text: str, stream: TextIO) -> None:
+    """Print a line; a reader that went away (`| head`) is no reason to leave a fault standing."""
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _interrupt_once() -> None:
+    """Let the first Ctrl-C, SIGTERM or SIGHUP interrupt, and no later one.
+
+    An impatient second one would hit the undo of what the first one interrupted. Set explicitly,
+    because a shell starts background jobs with SIGINT ignored.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
     def interrupt(number: int, frame: FrameType | None) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
-
-
-def _manifest(config: TrainerConfig, plan: Plan) -> dict[str, object]:
-    from importlib.metadata import version
-
-    packages = ("torch", "numpy", "msgspec", "xxhash")
-    return {
-        "schema": "tailwatch.manifest/1",
-        "tailwatch": __version__,
-        "plan": plan.name,
-        "trainer": config,
-        "workload": config.workload,
-        "nodes": list(NODES),
-        "world_size": WORLD_SIZE,
-        "backend": "gloo",
-        "python": sys.version.split()[0],
-        "packages": {package: version(package) for package in packages},
-    }
+    for number in numbers:
+        signal.signal(number, interrupt)

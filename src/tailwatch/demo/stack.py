@@ -9,27 +9,32 @@ when a part is gone that a verdict depends on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from tailwatch.alerts.alertmanager import alertmanager_config
 from tailwatch.alerts.build import build as build_rules
 from tailwatch.chaos.targets import Lost
 from tailwatch.notices import read_notices
 from tailwatch.processes import Process, free_port, spawn, wait_until
-from tailwatch.prometheus.alertmanager import AlertmanagerServer, webhook_config
+from tailwatch.prometheus.alertmanager import AlertmanagerServer
 from tailwatch.prometheus.query import PrometheusClient, PrometheusError
 from tailwatch.prometheus.receiver import Receiver, start_receiver
 from tailwatch.prometheus.server import PrometheusServer, Target
 from tailwatch.runs import RunDirectory
 from tailwatch.trainer.config import TrainerConfig
+from tailwatch.trainer.launch import launcher_command, store_command
 
 NODES = ("node-0", "node-1")
 RANKS_PER_NODE = 2
 WORLD_SIZE = len(NODES) * RANKS_PER_NODE
 START_SECONDS = 60.0
 SCRAPE_SECONDS = 1.0
+# A ring takes about 10 MB; a few attempts of them lie side by side until they are drained.
+RING_BYTES = 10_500_000
 
 
 class Stack:
@@ -76,7 +81,7 @@ class Stack:
         self._alertmanager = AlertmanagerServer(
             directory / "alertmanager",
             token=self._token,
-            config=webhook_config(self._receiver.url),
+            config=alertmanager_config(self._receiver.url, interval=SCRAPE_SECONDS),
         )
         self._alertmanager.start()
         self._watching.append(self._alertmanager.process)
@@ -103,16 +108,14 @@ class Stack:
         for node in NODES:
             self.start_node(node)
 
-    def _python(self, name: str, module: str, *arguments: str | Path) -> Process:
+    def _spawn(self, name: str, command: Sequence[str | Path]) -> Process:
         # One compute thread a rank: four ranks share what few cores there are.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        return spawn(
-            [sys.executable, "-m", module, *arguments],
-            log=self.run.logs / f"{name}.log",
-            token=self._token,
-            name=name,
-            env=environment,
-        )
+        log = self.run.logs / f"{name}.log"
+        return spawn(command, log=log, token=self._token, name=name, env=environment)
+
+    def _agent(self, name: str, module: str, *arguments: str | Path) -> Process:
+        return self._spawn(f"agent-{name}", [sys.executable, "-m", module, *arguments])
 
     def _start_agents(self) -> list[Target]:
         targets = []
@@ -121,8 +124,8 @@ class Stack:
             rings = self._rings(node)
             rings.mkdir(parents=True)
             ready = self._scratch / f"{node}.address"
-            processes[ready] = self._python(
-                f"agent-{node}", "tailwatch.agents.node.main",
+            processes[ready] = self._agent(
+                node, "tailwatch.agents.node.main",
                 "--node", node, "--rings", rings, "--log", self.run.steps,
                 "--doorbell", self._doorbell(node), "--listen", "127.0.0.1:0",
                 "--collector.disable-defaults", "--collector.steps",
@@ -134,8 +137,8 @@ class Stack:
             targets.append(Target(job="tailwatch-node-agent", address=address))
             self._watching.append(processes[ready])
         ready = self._scratch / "job.address"
-        process = self._python(
-            "agent-job", "tailwatch.agents.job.main",
+        process = self._agent(
+            "job", "tailwatch.agents.job.main",
             "--run", self.run.name, "--workload", self._config.workload,
             "--nodes", ",".join(f"{node}={address}" for node, address in nodes.items()),
             "--expected-world-size", str(WORLD_SIZE), "--listen", "127.0.0.1:0",
@@ -157,7 +160,7 @@ class Stack:
 
     def _start_store(self) -> None:
         self._store = f"127.0.0.1:{free_port()}"
-        process = self._python("store", "tailwatch.trainer.launch.store", "--listen", self._store)
+        process = self._spawn("store", store_command(self._store))
         wait_until(
             lambda: "store on" in process.output(),
             START_SECONDS, "the rendezvous store serves", processes=[process],
@@ -172,12 +175,16 @@ class Stack:
 
     def start_node(self, node: str) -> None:
         """Start the launcher of a node, at first or after it has left."""
-        self._launchers[node] = self._python(
-            f"launcher-{node}", "tailwatch.trainer.launch.node",
-            "--run", self.run.root, "--node", node, "--store", self._store,
-            "--ranks", str(RANKS_PER_NODE), "--nodes", f"1:{len(NODES)}",
-            "--rings", self._rings(node), "--doorbell", self._doorbell(node),
-        )  # fmt: skip
+        command = launcher_command(
+            run=self.run.root,
+            node=node,
+            store=self._store,
+            ranks=RANKS_PER_NODE,
+            nodes=len(NODES),
+            rings=self._rings(node),
+            doorbell=self._doorbell(node),
+        )
+        self._launchers[node] = self._spawn(f"launcher-{node}", command)
 
     def node_running(self, node: str) -> bool:
         """Whether the node's launcher runs."""
@@ -186,14 +193,14 @@ class Stack:
     def check(self) -> None:
         """Raise Lost when a part is gone; a launcher that left in good order is not."""
         for process in self._watching:
-            if not process.alive():
-                raise Lost(process.name, f"ended; {process.log}: {process.last_line()}")
+            status = process.poll()
+            if status is not None:
+                raise Lost(process.name, f"ended ({_how(status)}); {_last_words(process)}")
         states = {node: process.poll() for node, process in self._launchers.items()}
         for node, status in states.items():
             if status not in (None, 0):
-                log = self._launchers[node].log
-                line = self._launchers[node].last_line()
-                raise Lost(f"launcher of {node}", f"exit status {status}; {log}: {line}")
+                words = _last_words(self._launchers[node])
+                raise Lost(f"launcher of {node}", f"ended ({_how(status or 0)}); {words}")
         if states and None not in states.values():
             raise Lost("job", "no node runs any more")
 
@@ -232,10 +239,26 @@ class Stack:
             last[key] = (notice.name, notice.status)
         return {name for name, status in last.values() if status == "firing"}
 
+    def delivered(self, since_ns: int) -> set[str]:
+        """Return the names of alerts delivered as firing since a wall time."""
+        notices = read_notices(self._webhook).notices
+        return {n.name for n in notices if n.status == "firing" and n.received_ns >= since_ns}
+
     def stop(self) -> None:
         """End all processes: the ranks at once, then what watches them, so that nothing is cut."""
         for process in self._launchers.values():
             # Evidence is on disk and in the rings; a graceful leave would only cost seconds.
-            process.terminate(0.0)
+            with contextlib.suppress(TimeoutError):
+                process.terminate(0.0)
         for process in reversed(self._watching):
-            process.terminate(3.0)
+            with contextlib.suppress(TimeoutError):
+                process.terminate(3.0)
+
+
+def _how(status: int) -> str:
+    return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+
+
+def _last_words(process: Process) -> str:
+    line = process.last_line()
+    return f"{process.log}: {line}" if line else f"{process.log} is empty"

@@ -15,7 +15,7 @@ Cost: stdlib and ctypes only; the import takes milliseconds.
 from tailwatch.processes.child import TOKEN_VARIABLE, Process, spawn
 from tailwatch.processes.guarding import Guard
 from tailwatch.processes.identity import die_with_parent, same_process, start_ticks, wait_gone
-from tailwatch.processes.scratch import make_scratch, remove_scratch
+from tailwatch.processes.scratch import make_scratch, remove_scratch, scratch_path
 from tailwatch.processes.starting import StartError, free_port, start_listening, wait_until
 from tailwatch.processes.sweep import find_by_token, kill_for_sure
 
@@ -31,6 +31,7 @@ __all__ = [
     "make_scratch",
     "remove_scratch",
     "same_process",
+    "scratch_path",
     "spawn",
     "start_listening",
     "start_ticks",

@@ -29,6 +29,20 @@ def scratch_places() -> list[Path]:
     return [Path(os.path.realpath(p)) for p in ("/dev/shm", "/tmp", tempfile.gettempdir())]
 
 
+def scratch_path(token: str, need_bytes: int) -> Path:
+    """Return where a run's scratch is to lie: on tmpfs if it has `need_bytes` free, else on disk.
+
+    A container's /dev/shm is often 64 MB, and one that fills up would stop the ranks.
+    """
+    memory = Path("/dev/shm")
+    try:
+        space = os.statvfs(memory)
+        fits = space.f_bavail * space.f_frsize >= need_bytes and os.access(memory, os.W_OK)
+    except OSError:
+        fits = False
+    return (memory if fits else Path(tempfile.gettempdir())) / f"tailwatch-{token}"
+
+
 def remove_scratch(path: Path, token: str, *, also_below: Sequence[Path] = ()) -> str:
     """Remove a scratch directory; return an empty string, or why it was left.
 

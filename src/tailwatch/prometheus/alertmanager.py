@@ -7,32 +7,11 @@ Contract: as `local.LocalServer`; one process, no cluster. A configuration that 
 
 from __future__ import annotations
 
-from typing import Any
-
 from tailwatch.prometheus.local import LocalServer
 
 
-def webhook_config(url: str) -> dict[str, Any]:
-    """Return a configuration that sends every alert to one webhook at once, resolved ones too.
-
-    Alerts about different ranks, nodes or runs never share a notification.
-    """
-    return {
-        "route": {
-            "receiver": "webhook",
-            "group_by": ["alertname", "run", "node", "rank"],
-            "group_wait": "0s",
-            "group_interval": "1s",
-            "repeat_interval": "1h",
-        },
-        "receivers": [
-            {"name": "webhook", "webhook_configs": [{"url": url, "send_resolved": True}]}
-        ],
-    }
-
-
 class AlertmanagerServer(LocalServer):
-    """Alertmanager; `config` is the content of alertmanager.yml, as `webhook_config` gives it."""
+    """Alertmanager; `config` is the content of alertmanager.yml."""
 
     program = "alertmanager"
 

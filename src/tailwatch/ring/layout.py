@@ -53,7 +53,6 @@ class MarkCode(enum.IntEnum):
     EP_DISPATCH = 17
     EP_EXPERTS = 18
     EP_COMBINE = 19
-    STEP_METRICS = 20
 
 
 END = 0x8000
