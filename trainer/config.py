@@ -20,6 +20,7 @@ class TrainerConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
     The task: a prompt is `digits_min` to `digits_max` digits and a separator, the answer the digits
     reversed and an end mark, the reward 1 for exactly that and 0 otherwise. Prompts of mixed
     length keep the reward rising for hundreds of iterations: short ones are solved first.
+    With each checkpoint the policy is evaluated on `eval_prompts` prompts it never trains on.
     `leave_seconds` is how long an order to leave or to re-form may take: longer than an iteration
     with a checkpoint, shorter than the grace period of whoever evicts.
     """
@@ -44,8 +45,9 @@ class TrainerConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
     learning_rate: float = 3e-5
     clip_low: float = 0.2
     clip_high: float = 0.28
-    checkpoint_every: int = 30
+    checkpoint_every: int = 40
     checkpoint_keep: int = 4
+    eval_prompts: int = 128
     warmup_steps: int = 5
     max_steps: int = 100_000
     leave_seconds: float = 30.0
@@ -60,7 +62,7 @@ class TrainerConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
 
         limits = {
             "layers": 128, "d_model": 16_384, "heads": 256, "experts": 1024, "d_expert": 65_536,
-            "prompts": 65_536, "updates": 64, "sft_sequences": 65_536,
+            "prompts": 65_536, "updates": 64, "sft_sequences": 65_536, "eval_prompts": 65_536,
         }  # fmt: skip
         for field, most in limits.items():
             need(1 <= getattr(self, field) <= most, field, f"1 to {most}")
@@ -83,7 +85,7 @@ class TrainerConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
         need(self.checkpoint_keep >= 2, "checkpoint_keep", "at least 2: one to fall back to")
         need(self.max_steps >= 1, "max_steps", "at least 1")
         if world_size is not None:
-            for field in ("experts", "prompts", "sft_sequences"):
+            for field in ("experts", "prompts", "sft_sequences", "eval_prompts"):
                 multiple = getattr(self, field) % world_size == 0
                 need(multiple, field, f"a multiple of the world size {world_size}")
 

@@ -198,9 +198,13 @@ class Trainer:
             or state.step // every > (state.step - length) // every
             or state.step >= self.config.max_steps
         )
+        eval_reward = None
         if last and due:
             with recorder.phase("checkpoint"):
                 self._save()
+            if not sft:
+                with recorder.phase("eval"):
+                    eval_reward = self._evaluate()
         experts = [moe.expert_tokens for moe in self.model.moe_layers()]
         recorder.end_step(
             tokens=tokens,
@@ -212,10 +216,23 @@ class Trainer:
             loss=global_loss,
             reward=reward,
             warmup=state.step - self._first_step < self.config.warmup_steps,
+            eval_reward=eval_reward,
         )
         for order in new:
             self.answer("order_done", order)
         return self._end(ending)
+
+    def _evaluate(self) -> float:
+        """Return the share of held-out prompts that the policy answers right, likeliest tokens."""
+        with self.recorder.wait("dp"):
+            self.rollouts.sync(self.state.iteration)
+        per_rank = self.config.eval_prompts // self.world_size
+        every = self.task.prompts("eval", 0, self.config.eval_prompts)
+        mine = every[self.rank * per_rank : (self.rank + 1) * per_rank]
+        right = self.task.verify(mine, self.rollouts.generate(mine, None)).sum()
+        with self.recorder.wait("dp"):
+            dist.all_reduce(right)
+        return float(right) / self.config.eval_prompts
 
     def _save(self) -> None:
         """Save; a failure is told and costs a checkpoint, not the job."""

@@ -66,6 +66,7 @@ class JobMetrics:
             ("tailwatch_job_last_step_timestamp_seconds", last_step),
             ("tailwatch_job_loss", state.loss),
             ("tailwatch_job_reward", state.reward),
+            ("tailwatch_job_eval_reward", state.eval_reward),
             ("tailwatch_expert_load_max_ratio", state.expert_load_max_ratio),
             ("tailwatch_checkpoint_last_verified_step", state.verified_step),
             (

@@ -88,6 +88,7 @@ class JobState(msgspec.Struct, kw_only=True):
     last_step_end_ns: int | None = None
     loss: float | None = None
     reward: float | None = None
+    eval_reward: float | None = None
     expert_load_max_ratio: float | None = None
 
     @property
@@ -128,6 +129,8 @@ class JobState(msgspec.Struct, kw_only=True):
         if job.attempt == self.attempt:
             self.last_step_end_ns = job.end_ns
             self.loss, self.reward = job.loss, job.reward
+            if job.eval_reward is not None:
+                self.eval_reward = job.eval_reward
             self.expert_load_max_ratio = done.expert_load_max_ratio
         self._take_iteration(job)
         return job.comparable and self._take_comparable(job)

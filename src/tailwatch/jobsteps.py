@@ -27,7 +27,8 @@ class JobStep(msgspec.Struct, kw_only=True, frozen=True):
     the last end, both wall time. `wait_s` is what each rank waited for its peers in all exchanges
     of the step together; `late_s` its own lateness (see `lateness`), for which no clocks have to
     agree. Ranks without any measured wait have no entry in either. `loss` is that of the lowest
-    rank (it is a global loss), `reward` the ranks' mean.
+    rank (it is a global loss), `reward` the ranks' mean, `eval_reward` that
+    on held-out prompts, of the few steps that have one.
     """
 
     attempt: int
@@ -42,6 +43,7 @@ class JobStep(msgspec.Struct, kw_only=True, frozen=True):
     world_size: int
     loss: float | None
     reward: float | None
+    eval_reward: float | None
     late_s: dict[int, float]
     wait_s: dict[int, float]
 
@@ -108,6 +110,7 @@ def job_step(records: Sequence[StepRecord]) -> JobStep:
         world_size=first.world_size,
         loss=first.loss,
         reward=fmean(rewards) if rewards else None,
+        eval_reward=first.eval_reward,
         late_s=late,
         wait_s=waits,
     )

@@ -104,6 +104,7 @@ class StepRecord(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
     staleness: int = 0
     loss: float | None = None
     reward: float | None = None
+    eval_reward: float | None = None
     peak_memory_bytes: int = 0
     warmup: bool = False
 

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from support.ranks import append_steps, event, ring, step_record
-from tailwatch.agents.node.inbox import OpenRing, RingInbox
+from tailwatch.agents.node.inbox import RingInbox
+from tailwatch.agents.node.senders import Allowance, OpenRing
 from tailwatch.records import Record, StepRecord, encode
 from tailwatch.steplog import read_steplog
 
@@ -251,7 +252,7 @@ def test_ring_that_cannot_be_looked_at_leaves_nothing_open(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "stat", gone)
         with pytest.raises(FileNotFoundError):
-            OpenRing(writer.path)
+            OpenRing(writer.path, "", Allowance())
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -81,7 +81,8 @@ def test_a_full_disk_is_an_abort_and_not_a_traceback(tmp_path: Path) -> None:
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], check=True)
     try:
-        day = GameDay(small_plan(tmp_path / "plan.json"), disk / "day")
+        plan, log = small_plan(tmp_path / "plan.json"), tmp_path / "day.log"
+        day = GameDay(plan, disk / "day", stdout=log)
         day.wait_for("waiting for a baseline", 100)
         with contextlib.suppress(OSError), (disk / "filler").open("wb") as filler:
             while True:

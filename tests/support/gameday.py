@@ -25,6 +25,7 @@ SMALL = {
     "sft_steps": 6,
     "sft_sequences": 64,
     "checkpoint_every": 40,
+    "eval_prompts": 64,
 }
 
 
@@ -46,8 +47,7 @@ class GameDay:
 
     def __init__(self, plan: Path, out: Path, *arguments: str, stdout: Path | None = None) -> None:
         self.out = out
-        # Not beside `out`: the disk there may be the one that fills up.
-        self.log = stdout or plan.parent / f"{out.name}.log"
+        self.log = stdout or out.parent / f"{out.name}.log"
         argv = [sys.executable, "-m", "tailwatch", "gameday", "run", str(plan), "--out", str(out)]
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(

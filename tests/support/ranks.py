@@ -34,6 +34,7 @@ def step_record(rank: int = 0, step: int = 1, **changes: Any) -> StepRecord:
         "expert_tokens": [100, 100],
         "loss": 0.5,
         "reward": 0.25,
+        "eval_reward": 0.5,
         "peak_memory_bytes": 1 << 20,
     }
     return StepRecord(**{**fields, **changes})

@@ -14,7 +14,7 @@ from tailwatch.runs import RunDirectory
 
 SMALL = {
     "layers": 1, "d_model": 32, "d_expert": 32, "heads": 2, "digits_max": 3, "prompts": 4,
-    "group": 4, "sft_steps": 4, "sft_sequences": 16, "checkpoint_every": 10,
+    "group": 4, "sft_steps": 4, "sft_sequences": 16, "checkpoint_every": 10, "eval_prompts": 16,
 }  # fmt: skip
 
 

@@ -160,6 +160,7 @@ class StepRecorder:
         loss: float,
         reward: float | None,
         warmup: bool,
+        eval_reward: float | None = None,
     ) -> None:
         """Close the step and append its record."""
         record = self._record
@@ -179,7 +180,7 @@ class StepRecorder:
         record.rows_to, record.rows_from = rows_to, rows_from
         record.expert_tokens = expert_tokens
         record.policy_version, record.staleness = policy_version, staleness
-        record.loss, record.reward = loss, reward
+        record.loss, record.reward, record.eval_reward = loss, reward, eval_reward
         record.warmup = warmup
         if self._steps % _MEMORY_EVERY == 0:
             usage = resource.getrusage(resource.RUSAGE_SELF)

@@ -67,15 +67,21 @@ class RolloutEngine:
         self.version = version
 
     @torch.no_grad()
-    def generate(self, prompts: Tensor, generator: torch.Generator) -> Tensor:
-        """Return sampled completions (batch, answer_time), padded after the end mark."""
+    def generate(self, prompts: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Return completions (batch, answer_time), padded after the end mark.
+
+        They are sampled; without a generator each token is the likeliest.
+        """
         task = self._task
         tokens = prompts
         ended = torch.zeros(len(prompts), dtype=torch.bool)
         for _ in range(task.answer_time):
             logits = self._copy(tokens, self._exchange)[:, -1]
             logits[:, task.pad] = float("-inf")
-            choice = torch.multinomial(torch.softmax(logits, -1), 1, generator=generator)
+            if generator is None:
+                choice = logits.argmax(-1, keepdim=True)
+            else:
+                choice = torch.multinomial(torch.softmax(logits, -1), 1, generator=generator)
             choice[ended] = task.pad
             ended |= choice[:, 0] == task.end
             tokens = torch.cat([tokens, choice], dim=1)

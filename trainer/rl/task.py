@@ -34,9 +34,9 @@ class ReverseDigits:
         return self.prompt_time + self.answer_time
 
     def prompts(self, stream: str, index: int, count: int) -> Tensor:
-        """Return prompts (count, prompt_time) of a named stream ("sft", "grpo") at an index."""
+        """Return prompts (count, prompt_time) of a stream ("sft", "grpo", "eval") at an index."""
         config = self._config
-        offset = {"sft": 1, "grpo": 2}[stream]
+        offset = {"sft": 1, "grpo": 2, "eval": 3}[stream]
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + index * 4 + offset)
         digits = torch.randint(0, config.base, (count, config.digits_max), generator=generator)
         length = torch.randint(

@@ -151,6 +151,11 @@ METRICS: list[Metric] = [
         "Mean reward of the newest job step.", "step records, mean over ranks",
     ),
     job_metric(
+        "tailwatch_job_eval_reward", "gauge", "reward",
+        "Reward of the newest evaluation on held-out prompts, likeliest tokens.",
+        "step records of rank 0, with each checkpoint",
+    ),
+    job_metric(
         "tailwatch_job_loss", "gauge", "loss",
         "Loss of the newest job step, as rank 0 recorded it; it is a global loss.",
         "step records of rank 0",
