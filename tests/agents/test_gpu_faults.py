@@ -224,7 +224,8 @@ def test_an_agent_without_the_library(gpu_node: Node) -> None:
     gpu_node.config = msgspec.structs.replace(gpu_node.config, nvml_library=nowhere)
     watch = gpu_node.watch(GpuCollector)
     assert eventually(lambda: _errors(says(watch), "", "LIBRARY_NOT_FOUND") == 1)
-    assert value(says(watch), "tailwatch_source_up", source="gpu", device="") == 0
+    up = ("tailwatch_source_up",)
+    assert eventually(lambda: value(says(watch), *up, source="gpu", device="") == 0)
     assert watch.fatal == ""
 
 

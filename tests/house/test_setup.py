@@ -114,7 +114,7 @@ def test_broken_environment_is_made_again(checkout: Path) -> None:
 def test_no_python_is_said(checkout: Path) -> None:
     """Without a Python from 3.11 the message says which is wanted and how to name one."""
     (checkout / ".venv").rename(checkout / "away")
-    outcome = _setup(checkout, PATH="/no/such/folder")
+    outcome = _setup(checkout, PATH="/no/such/folder", PYTHON="")
     (checkout / "away").rename(checkout / ".venv")
     assert outcome.returncode == 1
     assert "no Python from 3.11 to 3.14 found on PATH" in outcome.stderr

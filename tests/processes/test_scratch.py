@@ -43,7 +43,8 @@ def test_maker_killed_before_the_mark(tmp_path: Path) -> None:
 
 def test_only_below_the_places_for_scratch(tmp_path: Path) -> None:
     """A marked directory elsewhere stays, also when a link or dots make it look right."""
-    elsewhere = Path.home() / f".tailwatch-test-{os.getpid()}"
+    place = Path("/var/tmp")
+    elsewhere = place / f".tailwatch-test-{os.getpid()}"
     make_scratch(elsewhere, "t")
     try:
         link = tmp_path / "link"
@@ -52,10 +53,10 @@ def test_only_below_the_places_for_scratch(tmp_path: Path) -> None:
         for path in (elsewhere, link, dotted):
             assert "not below" in remove_scratch(path, "t")
             assert elsewhere.exists()
-        assert remove_scratch(elsewhere, "t", also_below=[Path.home()]) == ""
+        assert remove_scratch(elsewhere, "t", also_below=[place]) == ""
         assert not elsewhere.exists()
     finally:
-        remove_scratch(elsewhere, "t", also_below=[Path.home()])
+        remove_scratch(elsewhere, "t", also_below=[place])
 
 
 def test_links_inside_are_not_followed(tmp_path: Path) -> None:

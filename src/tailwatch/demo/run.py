@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
 import msgspec
@@ -27,6 +25,7 @@ from tailwatch.chaos.runner import Runner
 from tailwatch.demo.collect import copy_run, query_everything
 from tailwatch.demo.doctor import RUNS
 from tailwatch.demo.driver import write_driver
+from tailwatch.demo.interrupts import Interrupts
 from tailwatch.demo.lint import check_here
 from tailwatch.demo.stack import NODES, RANKS_PER_NODE, RING_BYTES, WORLD_SIZE, Stack
 from tailwatch.errors import UsageError
@@ -107,7 +106,8 @@ class _GameDay:
     def _run(self, last: contextlib.ExitStack) -> None:
         """Run the plan; what `last` holds is done in any case, each part for itself."""
         write_driver(self.run_directory.root, self.token, [self.scratch])
-        _interrupt_once()
+        interrupts = Interrupts()
+        interrupts.install()
         omit = [self.plan.experiments[0].expected[0].name] if self.control == "rule-removed" else []
         stack = Stack(
             self.run_directory,
@@ -117,6 +117,7 @@ class _GameDay:
             webhook=self.evidence.webhook,
             omit=omit,
             progress=self._say,
+            interrupted=interrupts.check,
         )
         runner = Runner(
             self.plan,
@@ -183,20 +184,3 @@ def _print(text: str, stream: TextIO) -> None:
         print(text, file=stream, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _interrupt_once() -> None:
-    """Let the first Ctrl-C, SIGTERM or SIGHUP interrupt, and no later one.
-
-    An impatient second one would hit the undo of what the first one interrupted. Set explicitly,
-    because a shell starts background jobs with SIGINT ignored.
-    """
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        for other in numbers:
-            signal.signal(other, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    for number in numbers:
-        signal.signal(number, interrupt)

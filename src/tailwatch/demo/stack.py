@@ -44,6 +44,7 @@ class Stack:
         webhook: where the receiver writes deliveries.
         scratch: directory on tmpfs for rings and sockets.
         omit: alert rules to leave out.
+        interrupted: raises KeyboardInterrupt when the run was interrupted.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Stack:
         webhook: Path,
         omit: Iterable[str],
         progress: Callable[[str], None],
+        interrupted: Callable[[], None],
     ) -> None:
         self.run = run
         self._config = config
@@ -64,6 +66,7 @@ class Stack:
         self._webhook = webhook
         self._omit = frozenset(omit)
         self._progress = progress
+        self._interrupted = interrupted
         self._watching: list[Process] = []
         self._launchers: dict[str, Process] = {}
         self._receiver: Receiver | None = None
@@ -74,6 +77,7 @@ class Stack:
 
     def start(self) -> None:
         """Start everything, each part when what it needs is ready; raises StartError."""
+        self._interrupted()
         self._progress("starting the webhook receiver and Alertmanager")
         directory = self.run.root
         self._receiver = start_receiver(self._webhook, directory=self.run.logs, token=self._token)
@@ -86,9 +90,11 @@ class Stack:
         self._alertmanager.start()
         self._watching.append(self._alertmanager.process)
 
+        self._interrupted()
         self._progress("starting the node agents and the job agent")
         agents = self._start_agents()
 
+        self._interrupted()
         self._progress("starting Prometheus")
         rules = build_rules(directory / "prometheus", run_interval=SCRAPE_SECONDS, omit=self._omit)
         self._prometheus = PrometheusServer(
@@ -103,6 +109,7 @@ class Stack:
         self._watching.append(self._prometheus.process)
         self._client = PrometheusClient(self._prometheus.url)
 
+        self._interrupted()
         self._progress(f"starting {len(NODES)} nodes with {RANKS_PER_NODE} ranks each")
         self._start_store()
         for node in NODES:
@@ -191,7 +198,11 @@ class Stack:
         return self._launchers[node].alive()
 
     def check(self) -> None:
-        """Raise Lost when a part is gone; a launcher that left in good order is not."""
+        """Raise Lost when a part is gone; a launcher that left in good order is not.
+
+        Raises KeyboardInterrupt when the run was interrupted and nobody has noticed yet.
+        """
+        self._interrupted()
         for process in self._watching:
             status = process.poll()
             if status is not None:
