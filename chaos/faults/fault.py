@@ -69,6 +69,16 @@ class Fault(ABC):
             raise Lost("target", f"attempt {attempt.attempt} has no {where}")
         return fitting[-1]
 
+    def frozen(self, process: RankProcess) -> Facts:
+        """Return the facts by which a rank is this very process of this very attempt."""
+        return {
+            "node": process.node,
+            "rank": process.rank,
+            "pid": process.pid,
+            "start_ticks": process.start_ticks,
+            "attempt": self.attempt,
+        }
+
     def restarted(self) -> bool:
         """Whether an attempt after the one aimed at has restored and written whole steps."""
         newest = self.newest_attempt().attempt

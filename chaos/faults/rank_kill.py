@@ -18,13 +18,7 @@ class RankKill(Fault):
     def resolve(self) -> Facts:
         """Freeze rank, node and pid."""
         self.process = self.rank_process()
-        return {
-            "node": self.process.node,
-            "rank": self.process.rank,
-            "pid": self.process.pid,
-            "start_ticks": self.process.start_ticks,
-            "attempt": self.attempt,
-        }
+        return self.frozen(self.process)
 
     def undo_action(self) -> tuple[str, Facts]:
         """Nothing: a dead process is replaced by its launcher."""

@@ -32,13 +32,7 @@ class RankSlow(Fault):
         self.rank = process.rank
         self.order_id = control.new_order_id()
         self.injected_ns = self.undone_ns = 0
-        return {
-            "node": process.node,
-            "rank": process.rank,
-            "pid": process.pid,
-            "start_ticks": process.start_ticks,
-            "attempt": self.attempt,
-        }
+        return self.frozen(process)
 
     def undo_action(self) -> tuple[str, Facts]:
         """Clear the order."""

@@ -153,7 +153,7 @@ class QueryResult(msgspec.Struct, kw_only=True):
 
 
 class EvidenceDirectory:
-    """Paths and readers of one evidence directory."""
+    """Paths inside one evidence directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

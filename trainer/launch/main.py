@@ -34,14 +34,12 @@ from tailwatch.processes import (
     wait_until,
 )
 from tailwatch.records import StepRecord, decode
-from tailwatch.ring import RingReader, TornRing
+from tailwatch.ring import ROOM_BYTES, RingReader, TornRing
 from tailwatch.runs import RunDirectory, new_run_name
 from tailwatch.trainer.config import TrainerConfig, config_from
 from tailwatch.trainer.launch.commands import launcher_command, store_command
 
 LEAVE_SECONDS = 45.0
-# A ring takes about 10 MB; three attempts of them may lie side by side for a moment.
-RING_BYTES = 10_500_000
 PROGRESS_SECONDS = 5.0
 
 
@@ -125,7 +123,7 @@ class _Local:
         self.ranks = arguments.ranks
         self.from_scratch = arguments.from_scratch
         self.token = secrets.token_hex(8)
-        self.scratch = scratch_path(self.token, RING_BYTES * len(self.nodes) * self.ranks * 3)
+        self.scratch = scratch_path(self.token, ROOM_BYTES * len(self.nodes) * self.ranks)
 
     def train(self) -> int:
         """Start everything, follow it, end everything."""

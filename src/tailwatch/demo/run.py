@@ -27,7 +27,7 @@ from tailwatch.demo.doctor import RUNS
 from tailwatch.demo.driver import write_driver
 from tailwatch.demo.interrupts import Interrupts
 from tailwatch.demo.lint import check_here
-from tailwatch.demo.stack import NODES, RANKS_PER_NODE, RING_BYTES, WORLD_SIZE, Stack
+from tailwatch.demo.stack import NODES, RANKS_PER_NODE, WORLD_SIZE, Stack
 from tailwatch.errors import UsageError
 from tailwatch.evidence import EvidenceDirectory, Plan
 from tailwatch.files import hold
@@ -42,6 +42,7 @@ from tailwatch.processes import (
 )
 from tailwatch.report import write_report
 from tailwatch.report.summary import summary_table
+from tailwatch.ring import ROOM_BYTES
 from tailwatch.runs import RunDirectory, new_run_name
 from tailwatch.tools import find_tool
 from tailwatch.verdicts import EXIT_CODES, ReportDocument
@@ -78,7 +79,7 @@ class _GameDay:
         self.run_directory = RunDirectory.create(root.absolute(), self._manifest())
         self.evidence = EvidenceDirectory(self.run_directory.evidence)
         self.token = secrets.token_hex(8)
-        self.scratch = scratch_path(self.token, RING_BYTES * WORLD_SIZE * 3)
+        self.scratch = scratch_path(self.token, ROOM_BYTES * WORLD_SIZE)
 
     def run(self) -> int:
         """Run it and return the exit code of its verdict."""

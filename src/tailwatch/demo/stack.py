@@ -19,7 +19,7 @@ from tailwatch.alerts.alertmanager import alertmanager_config
 from tailwatch.alerts.build import build as build_rules
 from tailwatch.chaos.targets import Lost
 from tailwatch.notices import read_notices
-from tailwatch.processes import Process, free_port, spawn, wait_until
+from tailwatch.processes import Process, free_port, how_it_ended, last_words, spawn, wait_until
 from tailwatch.prometheus.alertmanager import AlertmanagerServer
 from tailwatch.prometheus.query import PrometheusClient, PrometheusError
 from tailwatch.prometheus.receiver import Receiver, start_receiver
@@ -33,8 +33,6 @@ RANKS_PER_NODE = 2
 WORLD_SIZE = len(NODES) * RANKS_PER_NODE
 START_SECONDS = 60.0
 SCRAPE_SECONDS = 1.0
-# A ring takes about 10 MB; a few attempts of them lie side by side until they are drained.
-RING_BYTES = 10_500_000
 
 
 class Stack:
@@ -206,12 +204,12 @@ class Stack:
         for process in self._watching:
             status = process.poll()
             if status is not None:
-                raise Lost(process.name, f"ended ({_how(status)}); {_last_words(process)}")
+                raise Lost(process.name, f"ended ({how_it_ended(status)}); {last_words(process)}")
         states = {node: process.poll() for node, process in self._launchers.items()}
         for node, status in states.items():
             if status not in (None, 0):
-                words = _last_words(self._launchers[node])
-                raise Lost(f"launcher of {node}", f"ended ({_how(status or 0)}); {words}")
+                words = last_words(self._launchers[node])
+                raise Lost(f"launcher of {node}", f"ended ({how_it_ended(status or 0)}); {words}")
         if states and None not in states.values():
             raise Lost("job", "no node runs any more")
 
@@ -264,12 +262,3 @@ class Stack:
         for process in reversed(self._watching):
             with contextlib.suppress(TimeoutError):
                 process.terminate(3.0)
-
-
-def _how(status: int) -> str:
-    return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-
-
-def _last_words(process: Process) -> str:
-    line = process.last_line()
-    return f"{process.log}: {line}" if line else f"{process.log} is empty"

@@ -16,7 +16,14 @@ from tailwatch.processes.child import TOKEN_VARIABLE, Process, spawn
 from tailwatch.processes.guarding import Guard
 from tailwatch.processes.identity import die_with_parent, same_process, start_ticks, wait_gone
 from tailwatch.processes.scratch import make_scratch, remove_scratch, scratch_path
-from tailwatch.processes.starting import StartError, free_port, start_listening, wait_until
+from tailwatch.processes.starting import (
+    StartError,
+    free_port,
+    how_it_ended,
+    last_words,
+    start_listening,
+    wait_until,
+)
 from tailwatch.processes.sweep import find_by_token, kill_for_sure
 
 __all__ = [
@@ -27,7 +34,9 @@ __all__ = [
     "die_with_parent",
     "find_by_token",
     "free_port",
+    "how_it_ended",
     "kill_for_sure",
+    "last_words",
     "make_scratch",
     "remove_scratch",
     "same_process",

@@ -23,7 +23,13 @@ class StartError(Exception):
     """A part did not come up: one line with its name, its log file and the log's last line."""
 
 
-def _story(process: Process) -> str:
+def how_it_ended(status: int) -> str:
+    """Return an exit status in words; a negative one is a signal."""
+    return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+
+
+def last_words(process: Process) -> str:
+    """Return the log of a process and its last line."""
     line = process.last_line()
     return f"{process.log}: {line}" if line else f"{process.log} is empty"
 
@@ -51,12 +57,12 @@ def wait_until(
         for process in processes:
             status = process.poll()
             if status is not None:
-                how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+                how, words = how_it_ended(status), last_words(process)
                 raise StartError(
-                    f"{process.name} ended ({how}) while waiting until {what}; {_story(process)}"
+                    f"{process.name} ended ({how}) while waiting until {what}; {words}"
                 )
         if time.monotonic() > deadline:
-            stories = "".join(f"; {p.name}: {_story(p)}" for p in processes)
+            stories = "".join(f"; {p.name}: {last_words(p)}" for p in processes)
             raise StartError(f"waited {timeout:g} s in vain until {what}{stories}")
         time.sleep(interval)
 

@@ -5,8 +5,8 @@ node agent reads with pread (`RingReader`): a reader that dies, stops or restart
 nothing, and a file that is cut while it is read is a short read and not a SIGBUS.
 """
 
-from tailwatch.ring.layout import Mark, MarkCode, ring_name
+from tailwatch.ring.layout import ROOM_BYTES, Mark, MarkCode, ring_name
 from tailwatch.ring.reader import RingReader, TornRing
 from tailwatch.ring.writer import RingWriter
 
-__all__ = ["Mark", "MarkCode", "RingReader", "RingWriter", "TornRing", "ring_name"]
+__all__ = ["ROOM_BYTES", "Mark", "MarkCode", "RingReader", "RingWriter", "TornRing", "ring_name"]

@@ -29,6 +29,9 @@ PAYLOAD_BYTES = RECORD_BYTES - RECORD_HEADER.size
 VERSION = 1
 DEFAULT_MARK_SLOTS = 65_536
 DEFAULT_RECORD_SLOTS = 4_096
+# Room to plan for a rank: a ring takes about 10 MB, and the rings of three attempts may lie side by
+# side until they are drained.
+ROOM_BYTES = 3 * 10_500_000
 
 
 class MarkCode(enum.IntEnum):
