@@ -97,7 +97,7 @@ class Trainer:
             logprobs = token_logprobs(logits, answers)
             loss = -(logprobs * mask).sum() / total
             self._backward(loss)
-        return self._update(loss, None, int(mask.sum()), 0, last=True)
+        return self._update(loss, None, mask.sum(1), 0, last=True)
 
     def _grpo_iteration(self) -> Outcome | None:
         config, task, recorder = self.config, self.task, self.recorder
@@ -140,7 +140,7 @@ class Trainer:
                 )  # fmt: skip
                 self._backward(loss)
             last = update == config.updates - 1
-            outcome = self._update(loss, self._last_reward, int(mask.sum()), update, last=last)
+            outcome = self._update(loss, self._last_reward, mask.sum(1), update, last=last)
             if outcome is not None:
                 return outcome
         return None
@@ -165,7 +165,7 @@ class Trainer:
         (loss + self.config.aux_weight * aux / self.world_size).backward()
 
     def _update(
-        self, loss: Tensor, reward: float | None, tokens: int, staleness: int, *, last: bool
+        self, loss: Tensor, reward: float | None, lengths: Tensor, staleness: int, *, last: bool
     ) -> Outcome | None:
         recorder, state = self.recorder, self.state
         ordered = last and self.orders.look()
@@ -207,7 +207,8 @@ class Trainer:
                     eval_reward = self._evaluate()
         experts = [moe.expert_tokens for moe in self.model.moe_layers()]
         recorder.end_step(
-            tokens=tokens,
+            tokens=int(lengths.sum()),
+            squared_tokens=int(lengths.square().sum()),
             rows_to=self.exchange.rows_to,
             rows_from=self.exchange.rows_from,
             expert_tokens=[sum(layer) for layer in zip(*experts, strict=True)],

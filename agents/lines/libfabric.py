@@ -38,6 +38,7 @@ _CAUSES = {
     15: "remote_unreachable",
     18: "remote_feature_mismatch",
     4124: "remote_unresponsive",
+    4126: "remote_unresponsive",
 }
 
 

@@ -72,9 +72,10 @@ class StepRecord(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
     baseline belongs to exactly one configuration. `waits_ns` is the time this rank stood where
     ranks of a group meet (ep: the small counts exchanges; dp: weight sync, the sums before the
     advantage, gradients): whoever waits least is the late one, and no clocks have to agree.
-    `rows_to`/`rows_from` are token rows sent to
-    and received from each peer of the EP group, `expert_tokens` the tokens of each *local*
-    expert, starting at `first_expert`, both summed over layers.
+    `squared_tokens` is the sum of the squared lengths of the rank's sequences: attention grows with
+    it. `rows_to`/`rows_from` are token rows sent to and received from each peer of the EP group,
+    `expert_tokens` the tokens of each *local* expert, starting at `first_expert`, both summed over
+    layers.
     """
 
     version: int = VERSION
@@ -95,6 +96,7 @@ class StepRecord(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
     children_ns: dict[str, int] = {}
     waits_ns: dict[str, int] = {}
     tokens: int = 0
+    squared_tokens: int = 0
     rows_to: list[int] = []
     rows_from: list[int] = []
     first_expert: int = 0

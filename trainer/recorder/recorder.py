@@ -161,6 +161,7 @@ class StepRecorder:
         reward: float | None,
         warmup: bool,
         eval_reward: float | None = None,
+        squared_tokens: int = 0,
     ) -> None:
         """Close the step and append its record."""
         record = self._record
@@ -176,7 +177,7 @@ class StepRecorder:
                 phase.length_ns = 0
         phases["unaccounted"] = max(rest, 0)
         record.phases_ns = phases
-        record.tokens = tokens
+        record.tokens, record.squared_tokens = tokens, squared_tokens
         record.rows_to, record.rows_from = rows_to, rows_from
         record.expert_tokens = expert_tokens
         record.policy_version, record.staleness = policy_version, staleness

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import tailwatch
-from tailwatch.cli import agent, alerts, checkpoint, demo, gameday, train
+from tailwatch.cli import agent, alerts, checkpoint, demo, diagnose, explain, gameday, hang, train
 from tailwatch.errors import UsageError
 
 app = typer.Typer(
@@ -43,6 +43,9 @@ train.add_to(app)
 agent.add_to(app)
 checkpoint.add_to(app)
 alerts.add_to(app)
+diagnose.add_to(app)
+hang.add_to(app)
+explain.add_to(app)
 
 
 def main() -> NoReturn:

@@ -69,11 +69,14 @@ def _binomial_tail_index(n: int, q: float, probability: float) -> int:
     return n
 
 
-def quantile_bounds(samples: Sequence[float] | NDArray[np.float64], q: float = 0.99) -> Quantile:
-    """Return the q-quantile with its one-sided 95 % lower and upper bound, in the samples' unit.
+def quantile_bounds(
+    samples: Sequence[float] | NDArray[np.float64], q: float = 0.99, confidence: float = CONFIDENCE
+) -> Quantile:
+    """Return the q-quantile with its one-sided lower and upper bound, in the samples' unit.
 
     The estimate is the order statistic of rank ceil(q * n). The bounds are the order statistics
-    whose rank, in a sample of n_eff, covers the quantile; a bound that does not exist is None.
+    whose rank, in a sample of n_eff, covers the quantile with `confidence` each (both together hold
+    with 2 * confidence - 1); a bound that does not exist is None.
     """
     values = np.asarray(samples, dtype=np.float64)
     n = len(values)
@@ -83,9 +86,9 @@ def quantile_bounds(samples: Sequence[float] | NDArray[np.float64], q: float = 0
     estimate = float(ordered[min(n, math.ceil(q * n)) - 1])
     n_eff = effective_size(values, estimate)
     size = max(int(n_eff), 1)
-    # X_(k) <= quantile with 95 %: the number of samples at or below the quantile is >= k.
-    lower_rank = _binomial_tail_index(size, q, 1 - CONFIDENCE)
-    upper_rank = _binomial_tail_index(size, q, CONFIDENCE) + 1
+    # X_(k) <= quantile with `confidence`: the number of samples at or below the quantile is >= k.
+    lower_rank = _binomial_tail_index(size, q, 1 - confidence)
+    upper_rank = _binomial_tail_index(size, q, confidence) + 1
     lower = upper = None
     if lower_rank >= 1:
         lower = float(ordered[max(math.floor(lower_rank / size * n), 1) - 1])

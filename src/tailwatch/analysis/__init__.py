@@ -1,0 +1,1 @@
+"""Which rank, which phase, since when, and how sure: pure functions on tables of records."""
