@@ -6,7 +6,8 @@ as OpenMetrics; `/-/ready` says whether there is any and what the agent says of 
 age), so an agent whose loop stands still is seen as down and not as calm. Further paths come from
 the agent. One daemon thread a connection, at most `MOST_CONNECTIONS`; none outlives the process.
 
-Cost: a snapshot becomes text at its first GET, about 1 us a sample; each other GET is one write.
+Cost: nothing while nobody asks. What was published becomes text at its first GET; each other GET is
+one write.
 """
 
 from __future__ import annotations
@@ -49,28 +50,30 @@ Route = Callable[[dict[str, str]], Reply]
 class _Published:
     """What was published, and when; text is made of it once and when it is asked for."""
 
-    def __init__(self, snapshot: bytes | Snapshot) -> None:
+    def __init__(self, offer: bytes | Callable[[], Snapshot]) -> None:
         self.at = time.monotonic()
-        self._snapshot = snapshot
+        self._offer = offer
         self._lock = threading.Lock()
 
-    def text(self, openmetrics: bool) -> Reply:
-        snapshot = self._snapshot
-        if isinstance(snapshot, bytes):
-            return Reply(200, snapshot, CONTENT_TYPE)
+    def reply(self, openmetrics: bool) -> Reply:
+        if isinstance(self._offer, bytes):
+            return Reply(200, self._offer, CONTENT_TYPE)
         with self._lock:
             if openmetrics:
                 return Reply(200, self._openmetrics, OPENMETRICS_TYPE)
             return Reply(200, self._text, CONTENT_TYPE)
 
     @functools.cached_property
+    def _snapshot(self) -> Snapshot:
+        assert not isinstance(self._offer, bytes)
+        return self._offer()
+
+    @functools.cached_property
     def _text(self) -> bytes:
-        assert isinstance(self._snapshot, Snapshot)
         return self._snapshot.render()
 
     @functools.cached_property
     def _openmetrics(self) -> bytes:
-        assert isinstance(self._snapshot, Snapshot)
         return self._snapshot.render_openmetrics()
 
 
@@ -118,15 +121,17 @@ class AgentServer:
         self._http.openmetrics = functools.partial(self._metrics, openmetrics=True)
         self._http.web = web
         self.address = f"{host}:{self._http.server_address[1]}"
-        threading.Thread(target=self._http.serve_forever, args=(0.5,), daemon=True).start()
+        self._listening = threading.Thread(target=self._http.listen, daemon=True, name="listen")
+        self._listening.start()
 
-    def publish(self, snapshot: bytes | Snapshot) -> None:
-        """Serve `snapshot` from now on; bytes are Prometheus text."""
-        self._published = _Published(snapshot)
+    def publish(self, offer: bytes | Callable[[], Snapshot]) -> None:
+        """Serve this from now on: Prometheus text, or what is called, once, when somebody asks."""
+        self._published = _Published(offer)
 
     def close(self) -> None:
         """Stop to listen; connections that are open end with the process."""
-        self._http.shutdown()
+        self._http.end()
+        self._listening.join()
         self._http.server_close()
 
     def _problem(self) -> str:
@@ -140,7 +145,7 @@ class AgentServer:
         problem, published = self._problem(), self._published
         if problem or published is None:
             return Reply(503, f"{problem}\n".encode())
-        return published.text(openmetrics)
+        return published.reply(openmetrics)
 
     def _healthy(self, _: dict[str, str]) -> Reply:
         problem = self._problem() if self._published else ""
@@ -173,7 +178,20 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, *arguments: Any) -> None:
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._ended = False
         super().__init__(*arguments)
+
+    def listen(self) -> None:
+        """Take connections until the end; unlike `serve_forever` it wakes for nothing else."""
+        while not self._ended:
+            self.handle_request()
+
+    def end(self) -> None:
+        """Make `listen` return."""
+        self._ended = True
+        # A thread that waits for connections wakes for this.
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._free.acquire(blocking=False):

@@ -1,14 +1,15 @@
 """What both agents do around their loop: end on SIGTERM, say where they listen, report bad usage.
 
-Contract: `stop` is set within the signal handler, so a loop that waits on it ends at once. The
-ready file appears whole, after the agent serves; its content is the address, `host:port`.
+Contract: a `Switch` is turned within the signal handler, so a loop that waits on it ends at once.
+The ready file appears whole, after the agent serves; its content is the address, `host:port`.
 """
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,20 +17,57 @@ from tailwatch.errors import UsageError
 from tailwatch.files import write_durably
 
 
-def stop_on_signals() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set."""
-    stop = threading.Event()
+class Switch:
+    """A flag that a signal handler may turn.
+
+    Not a `threading.Event`: its lock is not reentrant, so a handler that sets it while the very
+    thread it interrupts waits on it never returns.
+    """
+
+    def __init__(self) -> None:
+        self._on = False
+        self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def set(self) -> None:
+        """Turn it on and end every wait, present and future."""
+        if not self._on:
+            self._on = True
+            os.write(self._wake, b"x")
+
+    def is_set(self) -> bool:
+        """Return whether it is on."""
+        return self._on
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is on or the seconds are over; return whether it is on."""
+        select.select([self._woken], [], [], seconds)
+        return self._on
+
+    def close(self) -> None:
+        """Give its two descriptors back."""
+        os.close(self._woken)
+        os.close(self._wake)
+
+
+def stop_on_signals() -> Switch:
+    """Return a switch that SIGTERM and SIGINT turn on."""
+    stop = Switch()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     return stop
 
 
-def pause_on_signals() -> threading.Event:
-    """Return an event that SIGUSR1 sets and SIGUSR2 clears."""
-    pausing = threading.Event()
-    signal.signal(signal.SIGUSR1, lambda *_: pausing.set())
-    signal.signal(signal.SIGUSR2, lambda *_: pausing.clear())
-    return pausing
+def pause_on_signals() -> Callable[[], bool]:
+    """Return what says whether SIGUSR1 came last (pause) or SIGUSR2 (go on)."""
+    pausing = False
+
+    def turn(number: int, _: object) -> None:
+        nonlocal pausing
+        pausing = number == signal.SIGUSR1
+
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, turn)
+    return lambda: pausing
 
 
 def say_ready(path: Path | None, address: str) -> None:

@@ -1,206 +1,135 @@
 """What the node agent costs, and how long it takes to answer.
 
-    python bench/node_agent.py [--seconds 60] [--scrapes 1000] [--cycles 100000] [--json]
+    python bench/node_agent.py [cpu] [cycle] [scrape] [sick] [memory] [--json]
 
-Every figure comes from the real agent, as a process of its own, on trees that look like /sys:
+measures what is named, or everything. Every figure comes from the real agent on trees that look
+like /sys:
 
 - cpu: CPU time of the whole process for one read of a node with 32 InfiniBand devices and one
-  scrape, both once a second for `--seconds`, over that of node_exporter 1.10.2 with nothing but its
-  InfiniBand collector, on the same tree in the same seconds. Both read the same files; ours has the
-  health of each device on top. Bar: at most 0.5.
-- cycle: one read of all counters of a node with 32 EFA devices, in milliseconds. Bar: 20.
-- scrape: p99 of /metrics on that node over `--scrapes` scrapes at 10 a second, in milliseconds.
-  Bar: 10.
-- sick: the same over 300 scrapes while every device hangs. Bar: 50.
-- memory: resident memory after `--cycles` reads and renderings one after the other, with gRPC
-  loaded, in MiB, and whether it grows: MiB per 100,000 cycles over the second half with its 95 %
-  interval. Bar: 80, and an interval that holds 0.
-- series: samples of that node. Bar: 3,500.
+  scrape, both once a second, over that of node_exporter 1.10.2 with nothing but its InfiniBand
+  collector, on one core and with a quiet garbage collector, on the same tree in the same seconds,
+  each scraped over a connection that stays open, as Prometheus does. Both read the same counters
+  and states; ours shows the health of each device on top. Bar: 0.5, for the upper end of the 95 %
+  interval from a bootstrap over `--pairs` pairs of `--seconds` seconds.
+- cycle: one read of the 32 x 34 counters of a node with 32 EFA devices, in milliseconds, from the
+  wish to the last one read. Bar: 20, for the p99.
+- scrape: p99 of /metrics on that node over `--scrapes` scrapes at 10 a second, each on a connection
+  of its own, in milliseconds. Bar: 10.
+- sick: the same over 320 scrapes while the read of every device hangs, and over 320 while those of
+  its 8 GPUs hang in NVML, too. Bar: 50.
+- memory: resident memory after `--cycles` cycles of `bench/soak.py` on that node with its GPUs, its
+  pods and its ranks, in MiB. Bar: 80, and a growth over the second half whose 95 % interval (from
+  its 50 steps) holds 0.
 
-Needs node_exporter (`python tools/get.py node_exporter`) and a C compiler. Ends with 1 when a bar
-is missed.
+Needs node_exporter (`python tools/get.py node_exporter`) and a C compiler. Bounds of a p99 are
+one-sided at 95 %. Ends with 1 when a bar is missed.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
-import importlib
 import json
-import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+from scraped import node_agent, node_exporter, samples_in, scrape, wait_for
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.sick import sick_agent  # noqa: E402
-from support.sysfs import Sysfs, efa_node, infiniband_node  # noqa: E402
+from support.p5 import p5_node  # noqa: E402
+from support.sick import SickAgent, sick_agent  # noqa: E402
+from support.sysfs import efa_node, infiniband_node  # noqa: E402
 from tailwatch.agents.node.collectors import COLLECTORS, NodeConfig  # noqa: E402
 from tailwatch.agents.node.watch import Watch  # noqa: E402
-from tailwatch.exposition import Snapshot  # noqa: E402
-from tailwatch.tools import find_tool  # noqa: E402
+from tailwatch.statistics import quantile_bounds  # noqa: E402
 
-BARS = {
-    "cpu_ratio": 0.5, "cycle_ms": 20.0, "scrape_p99_ms": 10.0, "sick_p99_ms": 50.0,
-    "memory_mib": 80.0, "series": 3500.0,
-}  # fmt: skip
-SICK_SCRAPES = 300
+SICK_SCRAPES = 320
+CYCLES = 300
+RESAMPLES = 10_000
 
 
-class Scraped:
-    """A process that serves /metrics, and how much CPU time it has used."""
+class Figure(NamedTuple):
+    """One figure; `judged` is what the bar is for, None where there is no bar."""
 
-    def __init__(self, command: list[str | Path], address: str, **environment: str) -> None:
-        self.address = address
-        self.process = subprocess.Popen(
-            [str(word) for word in command],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **environment},
-        )
-        wait_for(lambda: self._answers())
+    name: str
+    value: float
+    note: str = ""
+    bar: float | None = None
+    judged: float = 0.0
 
-    def _answers(self) -> bool:
-        try:
-            return scrape(self.address)[0] == 200
-        except OSError:
-            return False
-
-    def cpu_seconds(self) -> float:
-        """Return user and system time so far."""
-        stat = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
-
-    def end(self) -> None:
-        """Stop it."""
-        self.process.terminate()
-        self.process.wait()
+    @property
+    def missed(self) -> bool:
+        """Whether there is a bar and it is missed."""
+        return self.bar is not None and not self.judged <= self.bar
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Wait until a condition holds."""
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            raise SystemExit("what was to be measured did not start")
-        time.sleep(0.05)
-
-
-def scrape(address: str) -> tuple[int, bytes]:
-    """Return status and body of /metrics, as Prometheus asks for it."""
-    connection = http.client.HTTPConnection(address, timeout=30)
-    connection.request("GET", "/metrics", headers={"Accept": "text/plain;version=0.0.4"})
-    answer = connection.getresponse()
-    found = answer.status, answer.read()
-    connection.close()
-    return found
-
-
-def free_address() -> str:
-    """Return an address nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
-@contextmanager
-def node_agent(sysfs: Path, *collectors: str) -> Iterator[Scraped]:
-    """Run the agent with these sources on a tree."""
-    address = free_address()
-    made = Scraped(
-        [
-            *(sys.executable, "-m", "tailwatch.agents.node.main", "--node", "bench"),
-            *("--web.listen-address", address, "--path.sysfs", sysfs),
-            "--collector.disable-defaults",
-            *(f"--collector.{name}" for name in collectors),
-        ],
-        address,
-    )
-    try:
-        yield made
-    finally:
-        made.end()
-
-
-@contextmanager
-def node_exporter(sysfs: Path) -> Iterator[Scraped]:
-    """Run node_exporter with its InfiniBand collector alone, on one core."""
-    address = free_address()
-    made = Scraped(
-        [
-            *(find_tool("node_exporter", pinned=True), f"--web.listen-address={address}"),
-            *("--collector.disable-defaults", "--collector.infiniband"),
-            *("--web.disable-exporter-metrics", f"--path.sysfs={sysfs}"),
-        ],
-        address,
-        GOMAXPROCS="1",
-    )
-    try:
-        yield made
-    finally:
-        made.end()
-
-
-def samples_in(body: bytes) -> int:
-    """Return how many samples an exposition has."""
-    return sum(1 for line in body.splitlines() if line and not line.startswith(b"#"))
-
-
-def measure_cpu(folder: Path, seconds: float) -> dict[str, Any]:
-    """Compare CPU time a second, one read and one scrape in each."""
+def measure_cpu(folder: Path, flags: argparse.Namespace) -> Iterator[Figure]:
+    """Compare CPU time, one read and one scrape of each a second."""
     tree = infiniband_node(folder / "ib", 32)
     for device in (tree.root / "class/infiniband").iterdir():
         # node_exporter does not read these.
         shutil.rmtree(device / "ports/1/hw_counters")
+    used = np.zeros((flags.pairs, 2))
     with node_agent(tree.root, "infiniband") as ours, node_exporter(tree.root) as theirs:
-        series = {}
-        for name, one in (("ours", ours), ("theirs", theirs)):
-            series[name] = samples_in(scrape(one.address)[1])
-        before = ours.cpu_seconds(), theirs.cpu_seconds()
-        count = 0
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            began = time.monotonic()
-            scrape(ours.address)
-            scrape(theirs.address)
-            count += 1
-            time.sleep(max(1.0 - (time.monotonic() - began), 0.0))
-        used = ours.cpu_seconds() - before[0], theirs.cpu_seconds() - before[1]
-    return {
-        "cpu_ratio": used[0] / used[1],
-        "cpu_ms_ours": used[0] / count * 1e3,
-        "cpu_ms_node_exporter": used[1] / count * 1e3,
-        "series_ours": series["ours"],
-        "series_node_exporter": series["theirs"],
-    }
+        both = (ours, theirs)
+        for pair in range(-1, flags.pairs):
+            before = [one.cpu_seconds() for one in both]
+            for second in range(flags.seconds):
+                began = time.monotonic()
+                for one in both if second % 2 else both[::-1]:
+                    one.again()
+                time.sleep(max(1.0 - (time.monotonic() - began), 0.0))
+            # The first round warms up.
+            if pair >= 0:
+                used[pair] = [one.cpu_seconds() - b for one, b in zip(both, before, strict=True)]
+        series = [samples_in(one.again()) for one in both]
+    rng = np.random.default_rng(1)
+    drawn = used[rng.integers(0, flags.pairs, (RESAMPLES, flags.pairs))].sum(axis=1)
+    lower, upper = np.quantile(drawn[:, 0] / drawn[:, 1], (0.025, 0.975))
+    mean = used.mean(axis=0) / flags.seconds * 1e3
+    note = f"95 % interval {lower:.3f} to {upper:.3f}, {flags.pairs} pairs"
+    yield Figure("cpu ratio", float(mean[0] / mean[1]), note, 0.5, float(upper))
+    yield Figure("cpu of the agent, ms", float(mean[0]), f"{series[0]} series")
+    yield Figure("cpu of node_exporter, ms", float(mean[1]), f"{series[1]} series")
 
 
-def measure_cycle(sysfs: Path, times: int = 50) -> dict[str, Any]:
+def measure_cycle(folder: Path, flags: argparse.Namespace) -> Iterator[Figure]:
     """Time one read of every part of the EFA source, as the agent does it."""
-    config = NodeConfig(node="bench", sysfs=sysfs)
+    del flags
+    config = NodeConfig(node="bench", sysfs=efa_node(folder / "efa", "p5.48xlarge").root)
     watch = Watch([COLLECTORS["efa"](config)], config)
     watch.start()
     wait_for(watch.settled)
+    slots = [slot for source in watch.sources for slot in source.slots()]
     taken = []
-    for _ in range(times):
-        slots = [slot for source in watch.sources for slot in source.slots()]
+    for _ in range(CYCLES):
         before = [slot.finished for slot in slots]
         began = time.perf_counter()
         watch.nudge()
         while any(s.finished == b for s, b in zip(slots, before, strict=True)):
-            time.sleep(0.0002)
+            time.sleep(0.0005)
         taken.append((time.perf_counter() - began) * 1e3)
-        time.sleep(0.05)
+        # Between two reads of the agent's own, and long enough for the caches to cool.
+        time.sleep(0.15)
     watch.close()
-    return {"cycle_ms": quantile(taken, 0.5), "cycle_p99_ms": quantile(taken, 0.99)}
+    yield Figure("read of all counters, median ms", float(np.median(taken)))
+    yield tail("read of all counters, p99 ms", taken, 20.0)
+
+
+def tail(name: str, taken: list[float], bar: float) -> Figure:
+    """Return the p99 of times as a figure."""
+    found = quantile_bounds(taken)
+    assert found.estimate is not None
+    bounds = " to ".join("none" if b is None else f"{b:.2f}" for b in (found.lower, found.upper))
+    return Figure(name, found.estimate, f"bounds {bounds}, n = {found.n}", bar, found.estimate)
 
 
 def scrape_times(address: str, count: int) -> list[float]:
@@ -216,112 +145,88 @@ def scrape_times(address: str, count: int) -> list[float]:
     return taken
 
 
-def measure_scrapes(sysfs: Path, count: int) -> dict[str, Any]:
+def measure_scrapes(folder: Path, flags: argparse.Namespace) -> Iterator[Figure]:
     """Time scrapes of a node with 32 EFA devices that is well."""
-    with node_agent(sysfs, "efa") as agent:
-        taken = scrape_times(agent.address, count)
-        series = samples_in(scrape(agent.address)[1])
-    return {
-        "scrape_p50_ms": quantile(taken, 0.5),
-        "scrape_p99_ms": quantile(taken, 0.99),
-        "series": series,
-    }
+    with node_agent(efa_node(folder / "well", "p5.48xlarge").root, "efa") as agent:
+        taken = scrape_times(agent.address, flags.scrapes)
+    yield Figure("scrape, median ms", float(np.median(taken)))
+    yield tail("scrape, p99 ms", taken, 10.0)
 
 
-def measure_sick(folder: Path, sysfs: Path) -> dict[str, Any]:
-    """Time scrapes of that node while no device answers."""
-    with sick_agent(folder / "sick", sysfs, "efa") as agent:
+def measure_sick(folder: Path, flags: argparse.Namespace) -> Iterator[Figure]:
+    """Time scrapes of that node while no device answers, and while NVML does not, either."""
+    del flags
+    sources = ("efa", "gpu", "nvlink")
+
+    def hang(agent: SickAgent, source: str) -> None:
+        wait_for(lambda: agent.value("tailwatch_source_up", source=source) in (0.0, 1.0))
+
+    with (
+        p5_node(folder / "sick") as node,
+        sick_agent(folder / "sick/agent", node.tree.root, *sources, more=node.arguments) as agent,
+    ):
         agent.sicken("/infiniband/ HANG")
         wait_for(lambda: agent.reads() >= 64)
+        hang(agent, "efa")
         taken = scrape_times(agent.address, SICK_SCRAPES)
-    return {"sick_p99_ms": quantile(taken, 0.99)}
+        yield tail("scrape while devices hang, p99 ms", taken, 50.0)
+        node.nvml.tell("hold * * 600")
+        hang(agent, "gpu")
+        taken = scrape_times(agent.address, SICK_SCRAPES)
+        yield tail("scrape while NVML hangs, too, p99 ms", taken, 50.0)
+        node.nvml.tell()
 
 
-def soak(sysfs: Path, cycles: int) -> None:
-    """Read and render without a pause, and print resident memory a hundred times, as JSON."""
-    importlib.import_module("grpc")
-
-    config = NodeConfig(node="bench", sysfs=sysfs)
-    collectors = [COLLECTORS[name](config) for name in ("efa", "infiniband")]
-    memory = []
-    for cycle in range(cycles):
-        snapshot = Snapshot()
-        for collector in collectors:
-            for part in collector.discover():
-                part.read()
-                part.add_to(snapshot)
-            collector.add_to(snapshot)
-        snapshot.render()
-        if cycle % max(cycles // 100, 1) == 0:
-            status = Path("/proc/self/statm").read_text().split()
-            memory.append((cycle, int(status[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20))
-    print(json.dumps(memory))
+def measure_memory(folder: Path, flags: argparse.Namespace) -> Iterator[Figure]:
+    """Return resident memory at the end, and how much of it came in the second half."""
+    with p5_node(folder / "soak") as node:
+        done = subprocess.run(
+            [sys.executable, ROOT / "bench/soak.py", str(flags.cycles), *node.arguments],
+            capture_output=True,
+            check=True,
+        )
+    memory = [mib for _, mib in json.loads(done.stdout)]
+    steps = np.diff(memory[len(memory) // 2 :])
+    growth = float(steps.sum())
+    half = 2.0 * float(steps.std(ddof=1)) * len(steps) ** 0.5
+    yield Figure("memory, MiB", memory[-1], f"after {flags.cycles} cycles", 80.0, memory[-1])
+    note = f"95 % interval {growth - half:.3f} to {growth + half:.3f}"
+    yield Figure("growth over the second half, MiB", growth, note, 0.0, growth - half)
 
 
-def measure_memory(sysfs: Path, cycles: int) -> dict[str, Any]:
-    """Return resident memory at the end and its slope with a 95 % interval."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--soak", str(sysfs), "--cycles", str(cycles)],
-        capture_output=True,
-        check=True,
-    )
-    points = json.loads(done.stdout)
-    slope, half = slope_of(points[len(points) // 2 :])
-    return {
-        "memory_mib": points[-1][1],
-        "slope_mib_per_100k": slope * 1e5,
-        "slope_low": (slope - half) * 1e5,
-        "slope_high": (slope + half) * 1e5,
-    }
-
-
-def slope_of(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return the slope of a straight line through points and half its 95 % interval."""
-    n = len(points)
-    mean_x = sum(x for x, _ in points) / n
-    mean_y = sum(y for _, y in points) / n
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
-    rest = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points) / (n - 2)
-    # 2.0: the t of some 48 degrees of freedom.
-    return slope, 2.0 * (rest / spread) ** 0.5
-
-
-def quantile(values: list[float], q: float) -> float:
-    """Return an order statistic."""
-    return sorted(values)[min(int(q * len(values)), len(values) - 1)]
+BENCHES = {
+    "cpu": measure_cpu,
+    "cycle": measure_cycle,
+    "scrape": measure_scrapes,
+    "sick": measure_sick,
+    "memory": measure_memory,
+}
 
 
 def main() -> int:
-    """Measure everything and say which bars were missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    """Measure what is asked for and say which bars were missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("benches", nargs="*", choices=[*BENCHES, []], metavar="bench")
+    parser.add_argument("--pairs", type=int, default=14, help="of cpu")
+    parser.add_argument("--seconds", type=int, default=8, help="of each pair")
     parser.add_argument("--scrapes", type=int, default=1000)
     parser.add_argument("--cycles", type=int, default=100_000)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--soak", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="one JSON object and nothing else")
     flags = parser.parse_args()
-    if flags.soak is not None:
-        soak(flags.soak, flags.cycles)
-        return 0
-    found: dict[str, Any] = {}
+    found: list[Figure] = []
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        efa: Sysfs = efa_node(folder / "efa", "p5.48xlarge")
-        found |= measure_cpu(folder, flags.seconds)
-        found |= measure_cycle(efa.root)
-        found |= measure_scrapes(efa.root, flags.scrapes)
-        found |= measure_sick(folder, efa.root)
-        found |= measure_memory(efa.root, flags.cycles)
-    missed = [key for key, bar in BARS.items() if found[key] > bar]
-    if not found["slope_low"] <= 0 <= found["slope_high"] and found["slope_low"] > 0:
-        missed.append("slope_mib_per_100k")
+        for bench in flags.benches or BENCHES:
+            for figure in BENCHES[bench](Path(name), flags):
+                found.append(figure)
+                if not flags.json:
+                    bar = "" if figure.bar is None else f"   (bar {figure.bar:g})"
+                    print(f"{figure.name:38} {figure.value:9.3f}   {figure.note}{bar}", flush=True)
+    missed = [figure.name for figure in found if figure.missed]
     if flags.json:
-        print(json.dumps({**found, "missed": missed}))
+        print(json.dumps({"figures": [figure._asdict() for figure in found], "missed": missed}))
     else:
-        for key, figure in found.items():
-            bar = f"   (bar {BARS[key]:g})" if key in BARS else ""
-            print(f"{key:24} {figure:10.3f}{bar}")
         print("missed: " + ", ".join(missed) if missed else "every bar is met")
     return 1 if missed else 0
 

@@ -2,7 +2,8 @@
 
 Contract: a `Transport` sends a message and waits for its echo; TCP is one, others (EFA) come by the
 same protocol. `Canary` is a part that measures one peer over one transport; what it measured stays
-in a histogram from its start on. `EchoServer` answers the TCP canaries of other nodes: it returns
+in histograms from its start on, one for each load of the fabric, so that a slow path is told from a
+busy one. `EchoServer` answers the TCP canaries of other nodes: it returns
 at most `MESSAGE_BYTES` at a time and holds at most `MOST_CONNECTIONS`.
 
 Cost: `BURST` round trips a read on a connection that stays open; nothing while no peer is named.
@@ -19,7 +20,8 @@ import threading
 import time
 from typing import Protocol
 
-from tailwatch.agents.node.collectors.base import SourceError
+from tailwatch.agents.node.base import SourceError
+from tailwatch.agents.node.fabric_load import LOADS, FabricLoad, Load
 from tailwatch.agents.server import parse_address
 from tailwatch.catalogue.host import CANARY_BOUNDS
 from tailwatch.errors import UsageError
@@ -71,18 +73,32 @@ class TcpTransport:
             self._socket = None
 
 
+class _Measured:
+    """Round trips by duration, and their sum in seconds."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(CANARY_BOUNDS) + 1)
+        self.total = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect.bisect_left(CANARY_BOUNDS, seconds)] += 1
+        self.total += seconds
+
+
 class Canary:
     """Measures one peer; `key` is `canary/<peer>/<transport>`."""
 
-    def __init__(self, node: str, peer: str, transport: Transport) -> None:
+    def __init__(self, node: str, peer: str, transport: Transport, load: FabricLoad) -> None:
         self.key = f"canary/{peer}/{transport.name}"
         self._labels = {"node": node, "peer": peer, "transport": transport.name}
         self._transport = transport
-        self._counts = [0] * (len(CANARY_BOUNDS) + 1)
-        self._sum = 0.0
-        self._seen: tuple[tuple[int, ...], float] = (tuple(self._counts), 0.0)
+        self._load = load
+        self._measured = {of: _Measured() for of in LOADS}
+        self._seen: tuple[tuple[Load, tuple[int, ...], float], ...] = ()
 
     def read(self) -> None:
+        # The traffic up to now: what a round trip has to wait behind was there before it.
+        measured = self._measured[self._load.now()]
         try:
             self._transport.round_trip(b"\0" * MESSAGE_BYTES)
             for _ in range(BURST):
@@ -92,27 +108,31 @@ class Canary:
                 taken = time.perf_counter() - started
                 if answer != message:
                     raise SourceError("wrong_echo", "the peer answered with something else")
-                self._counts[bisect.bisect_left(CANARY_BOUNDS, taken)] += 1
-                self._sum += taken
+                measured.add(taken)
         except (OSError, SourceError):
             self._transport.close()
             raise
-        self._seen = tuple(self._counts), self._sum
+        self._seen = tuple(
+            (of, tuple(m.counts), m.total)
+            for of, m in self._measured.items()
+            if of != "unknown" or any(m.counts)
+        )
 
     def add_to(self, snapshot: Snapshot) -> None:
-        counts, total = self._seen
-        snapshot.add_histogram("tailwatch_fabric_canary_seconds", counts, total, **self._labels)
+        name = "tailwatch_fabric_canary_seconds"
+        for load, counts, total in self._seen:
+            snapshot.add_histogram(name, counts, total, **self._labels, load=load)
 
     def close(self) -> None:
         self._transport.close()
 
 
-def canary(node: str, peer: str) -> Canary:
+def canary(node: str, peer: str, load: FabricLoad) -> Canary:
     """Return the canary of a `name=host:port`; raise UsageError for anything else."""
     name, equals, address = peer.partition("=")
     if not (name and equals):
         raise UsageError(f"{peer!r}, expected name=host:port", source="--canary.peer")
-    return Canary(node, name, TcpTransport(*parse_address(address, "--canary.peer")))
+    return Canary(node, name, TcpTransport(*parse_address(address, "--canary.peer")), load)
 
 
 class EchoServer:

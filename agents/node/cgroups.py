@@ -3,26 +3,29 @@
 Contract: nothing is guessed. A pod whose log directory cannot be seen may well be alive; a process
 is mapped only by the host's own process ids, never by those of a container.
 
-Cost: one listing of `/var/log/pods` and a walk of about 10 directories for `PodStates`.
+Cost: one listing of `/var/log/pods`, a walk of about 10 directories for `PodStates`, and one small
+file a process.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from tailwatch.agents.node.sysfs import attribute
 
 POD_LOGS = Path("/var/log/pods")
 _UID = re.compile(
     r"(?:^|[/-])pod(?P<uid>[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}"
     r"|[0-9a-f]{32})(?:\.slice)?(?:/|$)"
 )
+_LOG_FOLDER = re.compile(r"(?P<namespace>[^_]+)_(?P<name>[^_]+)_(?P<uid>[^_]+)")
 _DEPTH = 3
 # The process id namespace of the host has a fixed inode in every kernel.
 _HOST_PID_NAMESPACE = "pid:[4026531836]"
-_NO_VALUE = (1 << 64) - 1
 
 
 class PodName(NamedTuple):
@@ -30,6 +33,10 @@ class PodName(NamedTuple):
 
     namespace: str
     name: str
+
+
+NO_POD = PodName("", "")
+"""Stands for the processes of no known pod."""
 
 
 def pod_uid(cgroup: str) -> str:
@@ -45,24 +52,32 @@ def pod_uid(cgroup: str) -> str:
     return ""
 
 
+def pod_names(logs: Path) -> dict[str, PodName]:
+    """Return the pods that have a log directory, by uid; none where it cannot be seen.
+
+    Args:
+        logs: kubelet's directory of pod logs, `<namespace>_<name>_<uid>` each.
+    """
+    try:
+        folders = os.listdir(logs)
+    except OSError:
+        return {}
+    found = [_LOG_FOLDER.fullmatch(folder) for folder in folders]
+    return {of["uid"]: PodName(of["namespace"], of["name"]) for of in found if of}
+
+
 class PodStates:
     """Which pods have a cgroup now.
 
     Args:
         sysfs: where `fs/cgroup` lies.
-        logs: kubelet's directory of pod logs, `<namespace>_<name>_<uid>` each.
+        logs: kubelet's directory of pod logs.
     """
 
     def __init__(self, sysfs: Path, logs: Path = POD_LOGS) -> None:
         self._uids: dict[PodName, set[str]] = {}
-        try:
-            names = os.listdir(logs)
-        except OSError:
-            names = []
-        for name in names:
-            parts = name.rsplit("_", 2)
-            if len(parts) == 3:
-                self._uids.setdefault(PodName(parts[0], parts[1]), set()).add(parts[2])
+        for uid, pod in pod_names(logs).items():
+            self._uids.setdefault(pod, set()).add(uid)
         self._alive = self._running(sysfs / "fs/cgroup") if self._uids else set()
 
     @staticmethod
@@ -103,30 +118,18 @@ def sees_host_processes(procfs: Path) -> bool:
         return False
 
 
+def uid_of_process(procfs: Path, pid: int) -> str:
+    """Return the uid of the pod a process is of; "" when it is of none, or has ended."""
+    return pod_uid(attribute(procfs / str(pid) / "cgroup"))
+
+
 def pods_of_processes(
-    uid_of_pid: Mapping[int, str], pods: Mapping[PodName, str]
+    uid_of_pid: Mapping[int, str], pods: Mapping[str, PodName]
 ) -> dict[int, PodName]:
     """Return the pod of each process that has one.
 
     Args:
         uid_of_pid: uid by process id, "" where the process is of no pod.
-        pods: uid by pod, "" where it is not known; such a pod never owns a process.
+        pods: pods by uid; one whose uid is not known never owns a process.
     """
-    by_uid = {uid: pod for pod, uid in pods.items() if uid}
-    return {pid: by_uid[uid] for pid, uid in uid_of_pid.items() if uid in by_uid}
-
-
-def memory_by_pod(
-    used: Iterable[tuple[int, int | None]], pods: Mapping[int, PodName]
-) -> dict[PodName | None, int]:
-    """Return the bytes of GPU memory of each pod; None stands for processes of no known pod.
-
-    Args:
-        used: process id and bytes as NVML gives them; all ones mean that it does not know.
-    """
-    found: dict[PodName | None, int] = {}
-    for pid, size in used:
-        if size is not None and 0 < size < _NO_VALUE:
-            pod = pods.get(pid)
-            found[pod] = found.get(pod, 0) + size
-    return found
+    return {pid: pods[uid] for pid, uid in uid_of_pid.items() if uid and uid in pods}

@@ -48,14 +48,20 @@ def parser() -> argparse.ArgumentParser:
     add("--web.config.file", dest="web_config", type=Path, metavar="FILE",
         help="TLS, client certificates and users, in exporter-toolkit's format")  # fmt: skip
     add("--ready-file", type=Path, metavar="FILE", help="gets the address, once it serves")
-    add("--path.sysfs", dest="sysfs", type=Path, default=Path("/sys"), metavar="DIR")
-    add("--path.procfs", dest="procfs", type=Path, default=Path("/proc"), metavar="DIR")
+    add("--path.sysfs", dest="sysfs", type=Path, default=Path("/sys"), metavar="DIR",
+        help="where the host's sysfs is mounted (/sys)")  # fmt: skip
+    add("--path.procfs", dest="procfs", type=Path, default=Path("/proc"), metavar="DIR",
+        help="where the host's procfs is mounted (/proc)")  # fmt: skip
     add("--nvml.library", dest="nvml", metavar="FILE", help="libnvidia-ml.so.1 to load")
-    add("--kmsg.path", dest="kmsg", type=Path, default=Path("/dev/kmsg"), metavar="FILE")
+    add("--kmsg.path", dest="kmsg", type=Path, default=Path("/dev/kmsg"), metavar="FILE",
+        help="the kernel log (/dev/kmsg)")  # fmt: skip
+    add("--fabricmanager.log", dest="fabricmanager", type=Path, metavar="FILE",
+        help="log of NVIDIA's fabric manager, for the source xid")  # fmt: skip
     add("--xid.overrides", dest="line_overrides", type=Path, metavar="FILE",
         help="TOML file of other severities and actions for Xid and kernel lines")  # fmt: skip
     add("--podresources.socket", dest="pods", type=Path, metavar="SOCKET",
-        default=Path("/var/lib/kubelet/pod-resources/kubelet.sock"))  # fmt: skip
+        default=Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+        help="kubelet's PodResources API; mount its directory")  # fmt: skip
     add("--instance-type", metavar="TYPE", help="EC2 instance type, for what it should have")
     add("--nvlink.per-link", dest="per_link", action="store_true",
         help="series for each NVLink and not only for each GPU")  # fmt: skip
@@ -70,9 +76,8 @@ def parser() -> argparse.ArgumentParser:
     add("--doorbell", type=Path, metavar="SOCKET", help="datagram socket to create")
     for name in COLLECTORS:
         add(f"--collector.{name}", dest=f"collector_{name}", default=None,
-            action="store_true", help=argparse.SUPPRESS)  # fmt: skip
-        add(f"--no-collector.{name}", dest=f"collector_{name}", action="store_false",
-            help=f"leave out the source {name}")  # fmt: skip
+            action=argparse.BooleanOptionalAction,
+            help=f"read the source {name}, or leave it out")  # fmt: skip
     add("--collector.disable-defaults", dest="defaults", action="store_false",
         help="only the sources named by --collector.NAME")  # fmt: skip
     return made
@@ -98,6 +103,7 @@ def parse(argv: list[str] | None) -> Flags:
         canary_peers=tuple(found.canary_peers),
         canary_listen=found.canary_listen,
         line_overrides=found.line_overrides,
+        fabricmanager_log=found.fabricmanager,
     )
     wanted = []
     for name in COLLECTORS:

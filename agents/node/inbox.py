@@ -98,6 +98,7 @@ class RingInbox:
         broken: what is wrong with files that are no rings or not believed, likewise; the first few.
         unnamed: how many more of those there are.
         refused: files over the most that a sender may have, and senders over the most there may be.
+        claims_refused: rings that spoke for a rank of another pod, each once.
         records, lost, rejected: counts since this process started.
     """
 
@@ -124,6 +125,8 @@ class RingInbox:
         self.broken: dict[str, str] = {}
         self.unnamed = 0
         self.refused = 0
+        self.claims_refused = 0
+        self._refused: dict[str, int] = {}
         self._claims = Claims(log_path.with_suffix(".claims"))
         self._allowances: dict[str, Allowance] = {}
         self._log_from = 0.0
@@ -164,6 +167,8 @@ class RingInbox:
             except (TornRing, OSError) as error:
                 self._note_broken(name, str(error))
         self._take_up(fresh)
+        self._claims.forget(listing.senders)
+        self._refused = {n: inode for n, inode in self._refused.items() if n in present}
         self._remove_superseded()
 
     def _open(self, name: str, path: Path) -> OpenRing:
@@ -175,16 +180,24 @@ class RingInbox:
         if not fresh:
             return
         refused = self._claims.add_all(fresh)
+        for name, ring in [*self.rings.items(), *fresh.items()]:
+            if ring in refused:
+                self._refuse(name, ring, refused[ring])
         for name, ring in fresh.items():
-            if name in refused:
-                ring.reader.close()
-                self._note_broken(name, refused[name])
-            else:
+            if ring not in refused:
                 self.rings[name] = ring
                 self.broken.pop(name, None)
         if len(self._allowances) > 2 * MOST_SENDERS:
             senders = {ring.sender for ring in self.rings.values()}
             self._allowances = {s: a for s, a in self._allowances.items() if s in senders}
+
+    def _refuse(self, name: str, ring: OpenRing, problem: str) -> None:
+        if self._refused.get(name) != ring.inode:
+            self._refused[name] = ring.inode
+            self.claims_refused += 1
+        if name not in self.rings:
+            ring.reader.close()
+        self._note_broken(name, problem)
 
     def drain(self) -> int:
         """Log what is new and return how many records that was; raise OSError if it cannot be."""

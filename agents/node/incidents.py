@@ -1,8 +1,8 @@
-"""Counts what kernel log and NVML report: each event once, a burst of them as one incident.
+"""Counts what kernel log, NVML and fabric manager report: each event once, a burst as one incident.
 
-Contract: an event that both report is counted once, whichever comes first. Events of one code on
-one device belong to one incident until `BURST_SECONDS` have passed without another. An Xid that
-only follows others (45) is one incident for the whole node. How many series there can be is
+Contract: an event that two of them report is counted once, whichever comes first. Events of one
+code on one device belong to one incident until `BURST_SECONDS` have passed without another. An Xid
+that only follows others (45) is one incident for the whole node. How many series there can be is
 bounded; what is over that bound is counted under the code `other` and without a device.
 
 Cost: about 2 us an event.
@@ -17,15 +17,16 @@ from typing import Literal, NamedTuple
 from tailwatch.agents.lines import Entry, Finding, Severity
 
 BURST_SECONDS = 60.0
-# How far apart kernel log and NVML may tell of the same event: either of them may be stuck a while.
+# How far apart two may tell of the same event: either of them may be stuck a while.
 _PAIR_SECONDS = 60.0
 # A GPU that falls off the bus is told of in several lines, one of them with a number.
 _LOST_SECONDS = 2.0
 _LOST = "79"
+_OF_SEVERAL = frozenset({"xid", "sxid"})
 _MAX_SERIES = 2_000
 _MAX_UNPAIRED = 64
 
-Reporter = Literal["kernel", "nvml"]
+Reporter = Literal["kernel", "nvml", "fabric_manager"]
 
 
 class Series(NamedTuple):
@@ -66,7 +67,7 @@ class Incidents:
         self.incidents: dict[Incident, int] = {}
         self.last: dict[Series, Last] = {}
         self._open: dict[tuple[str, str, str], float] = {}
-        self._unpaired: dict[tuple[str, str], deque[tuple[Reporter, float]]] = {}
+        self._unpaired: dict[tuple[str, str, str], deque[tuple[Reporter, float]]] = {}
         self._fell: dict[str, float] = {}
 
     def expect(self, kind: str, entries: Mapping[str, Entry]) -> None:
@@ -96,7 +97,7 @@ class Incidents:
         """
         code = finding.implies_xid or finding.code
         kind = "xid" if finding.implies_xid else finding.kind
-        if kind == "xid" and self._is_told_twice(finding, code, time, reporter):
+        if kind in _OF_SEVERAL and self._is_told_twice(kind, finding.device, code, time, reporter):
             return False
         self.note(finding, time)
         series = self._series(finding)
@@ -112,12 +113,14 @@ class Incidents:
             self._forget(time)
         return True
 
-    def _is_told_twice(self, finding: Finding, code: str, time: float, reporter: Reporter) -> bool:
+    def _is_told_twice(
+        self, kind: str, device: str, code: str, time: float, reporter: Reporter
+    ) -> bool:
         """Whether another reporter has told of this event before; else remember it."""
-        told = self._unpaired.setdefault((finding.device, code), deque(maxlen=_MAX_UNPAIRED))
-        if reporter == "kernel" and code == _LOST:
-            before = self._fell.get(finding.device)
-            self._fell[finding.device] = time
+        told = self._unpaired.setdefault((kind, device, code), deque(maxlen=_MAX_UNPAIRED))
+        if kind == "xid" and reporter == "kernel" and code == _LOST:
+            before = self._fell.get(device)
+            self._fell[device] = time
             if before is not None and abs(time - before) <= _LOST_SECONDS:
                 return True
         for who, at in told:

@@ -6,13 +6,13 @@ line a source. Nothing it does or fails to do reaches a rank. SIGTERM ends it wi
 SIGUSR1 makes it release all devices, SIGUSR2 take them up again. It ends with 1 where only a new
 process can go on (the NVIDIA driver was exchanged under it). Needs neither numpy nor torch.
 
-Cost: idle, 5 looks a second at each ring, a second one read of each device and one rendering.
+Cost: idle, 5 looks a second at each ring, one read a second of each device; a rendering when
+somebody asks, at most one a second.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +24,7 @@ from tailwatch.agents.node.flags import Flags, parse
 from tailwatch.agents.node.watch import Watch
 from tailwatch.agents.server import CURSOR_HEADER, AgentServer, Reply, Route
 from tailwatch.agents.service import (
+    Switch,
     log,
     make_directory,
     pause_on_signals,
@@ -126,7 +127,7 @@ def _readiness(watch: Watch) -> tuple[bool, str]:
     return ready, "".join(f"{line}\n" for line in lines)
 
 
-def _waiter(doorbell: Doorbell | None, watch: Watch, stop: threading.Event) -> Callable[[], object]:
+def _waiter(doorbell: Doorbell | None, watch: Watch, stop: Switch) -> Callable[[], object]:
     if doorbell is None:
         return lambda: stop.wait(RENDER_SECONDS)
 
@@ -140,17 +141,17 @@ def _waiter(doorbell: Doorbell | None, watch: Watch, stop: threading.Event) -> C
 def _loop(
     watch: Watch,
     server: AgentServer,
-    stop: threading.Event,
-    pausing: threading.Event,
+    stop: Switch,
+    pausing: Callable[[], bool],
     wait: Callable[[], object],
     ready_file: Path | None,
 ) -> None:
     rendered_at = 0.0
     while not (stop.is_set() or watch.fatal):
-        if pausing.is_set() != watch.paused:
-            (watch.pause if pausing.is_set() else watch.resume)()
+        if pausing() != watch.paused:
+            (watch.resume if watch.paused else watch.pause)()
         if time.monotonic() - rendered_at >= RENDER_SECONDS and (rendered_at or watch.settled()):
-            server.publish(watch.render())
+            server.publish(watch.render)
             if not rendered_at:
                 say_ready(ready_file, server.address)
             rendered_at = time.monotonic()

@@ -13,7 +13,7 @@ import ctypes
 import time
 from typing import Any, NamedTuple
 
-from tailwatch.agents.node.collectors.base import SourceError
+from tailwatch.agents.node.base import SourceError
 from tailwatch.agents.node.nvml.devices import bus_id
 from tailwatch.agents.node.nvml.library import LOST, Library, NvmlError, leave, use
 

@@ -8,13 +8,14 @@ Cost: some ten small files a device, once per device, and one listing of PCI dev
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from tailwatch.agents.node.sysfs import attribute, linked_name
+from tailwatch.agents.node.sysfs import attribute, linked_name, names_in
 
 _ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _NVIDIA = "0x10de"
@@ -48,15 +49,22 @@ class Place(NamedTuple):
 
 
 def gpus(sysfs: Path) -> list[Place]:
-    """Return the NVIDIA GPUs on the PCI bus, by address."""
-    found = []
-    with contextlib.suppress(OSError):
-        for entry in sorted((sysfs / "bus/pci/devices").iterdir()):
-            if attribute(entry / "vendor") != _NVIDIA:
-                continue
-            if attribute(entry / "class").startswith(_DISPLAY):
-                found.append(Place.of(entry))
-    return found
+    """Return the NVIDIA GPUs on the PCI bus, by address; looked at anew when devices come or go."""
+    bus = sysfs / "bus/pci/devices"
+    try:
+        return list(_gpus(bus, tuple(names_in(bus))))
+    except OSError:
+        return []
+
+
+@functools.lru_cache(maxsize=1)
+def _gpus(bus: Path, names: tuple[str, ...]) -> tuple[Place, ...]:
+    return tuple(
+        Place.of(bus / name)
+        for name in names
+        if attribute(bus / name / "vendor") == _NVIDIA
+        and attribute(bus / name / "class").startswith(_DISPLAY)
+    )
 
 
 def nearest(place: Place, others: Iterable[Place]) -> list[str]:

@@ -5,11 +5,12 @@ pod can write to, or the ring directory itself, whose writers all count as one. 
 doorbell say nothing: across process id namespaces they are 0.)
 
 Contract: what a ring's header claims is taken only while no other sender holds it. A rank of a run
-belongs to the sender that claimed it first, until the process that wrote there has ended; that is
-the kernel's word (a lock on the ring), not that of a header. An attempt supersedes older ones of
-its own sender, and those of another sender only when their writers have ended. So a pod can neither
-speak for a rank of another living pod nor end one. It can claim a rank that nobody on this node
-holds.
+belongs to the sender that claimed it first. While the process that wrote there does not run (the
+kernel's word, a lock on the ring, not that of a header) another may speak for the rank, but whoever
+was first gets it back when he returns. An attempt supersedes older ones of its own sender, and
+those of another sender only when their writers have ended. So a pod can neither speak for a rank of
+another living pod nor end one, nor keep one from coming back. It can claim a rank that nobody on
+this node has ever held.
 
 Cost: one directory listing a sender and look, at most `MOST_ENTRIES` entries of it.
 """
@@ -32,6 +33,7 @@ MOST_RINGS = 128
 MOST_ENTRIES = 1024
 _LONGEST_NAME = 128
 _MOST_RANKS = 1 << 20
+_MOST_CLAIMS = 1 << 15
 # What one sender may hand in at once, and a second after that: far more than the ranks of a pod do.
 BURST_RECORDS = 16_384
 RECORDS_A_SECOND = 5_000.0
@@ -115,16 +117,18 @@ class Listing:
 
     Attributes:
         paths: by `<sender>/<name>`, or the name alone in the ring directory itself.
+        senders: the directories there are; "" is the ring directory itself.
         refused: files and senders over the most there may be.
     """
 
     def __init__(self, directory: Path) -> None:
         self.paths: dict[str, Path] = {}
         self.refused = 0
-        senders = self._take(directory, "")
-        self.refused += max(len(senders) - MOST_SENDERS, 0)
-        for sender in sorted(senders)[:MOST_SENDERS]:
+        folders = sorted(self._take(directory, ""))
+        self.refused += max(len(folders) - MOST_SENDERS, 0)
+        for sender in folders[:MOST_SENDERS]:
             self._take(directory / sender, sender)
+        self.senders = frozenset({"", *folders})
 
     def _take(self, directory: Path, sender: str) -> list[str]:
         """Add the rings of a directory, and return the directories in it."""
@@ -149,46 +153,62 @@ class Claims:
     """Which sender each rank belongs to.
 
     Args:
-        path: remembers that for the next process, to which all rings look equally old.
+        path: remembers who was first for the next process, to which all rings look equally old.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._rings: dict[tuple[str, int], list[OpenRing]] = {}
         try:
-            self._before = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+            self._first = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            self._before = {}
+            self._first = {}
 
-    def add_all(self, rings: dict[str, OpenRing]) -> dict[str, str]:
-        """Take the claims of new rings; return why those were refused whose rank is another's."""
-        refused = {}
-        known = sorted(rings, key=lambda name: not self._held_before(rings[name]))
-        for name in known:
-            ring = rings[name]
+    def add_all(self, rings: dict[str, OpenRing]) -> dict[OpenRing, str]:
+        """Take the claims of new rings.
+
+        Returns the rings that may not be read, and why: new ones whose rank is another's, and such
+        as were read until its first owner came back.
+        """
+        refused: dict[OpenRing, str] = {}
+        known = dict(self._first)
+        for ring in sorted(rings.values(), key=lambda ring: not self._was_first(ring)):
+            first = self._first.setdefault(_name(ring), ring.sender)
             held = self._rings.setdefault(ring.rank, [])
-            living = (o for o in held if o.sender != ring.sender and o.reader.alive())
-            other = next(living, None)
-            if other is None:
+            others = [o for o in held if o.sender != ring.sender and o.reader.alive()]
+            losers = others if first == ring.sender else [ring] if others else []
+            for loser in losers:
+                run, rank = loser.rank
+                refused[loser] = f"rank {rank} of run {run} is {first or 'another pod'}'s"
+            if ring not in losers:
                 held.append(ring)
-            else:
-                run, rank = ring.rank
-                refused[name] = f"rank {rank} of run {run} is {other.sender or 'another pod'}'s"
-        if len(refused) < len(rings):
+        if self._first != known:
             self._remember()
         return refused
 
-    def _held_before(self, ring: OpenRing) -> bool:
-        run, rank = ring.rank
-        return self._before.get(f"{run}/{rank}") == ring.sender
+    def forget(self, senders: frozenset[str]) -> None:
+        """Let go of what belonged to pods that are gone; above a bound also of runs without rings.
+
+        Args:
+            senders: the directories there are.
+        """
+        kept = {name: sender for name, sender in self._first.items() if sender in senders}
+        if len(kept) > _MOST_CLAIMS:
+            runs = {run for run, _ in self._rings}
+            kept = {name: of for name, of in kept.items() if name.rpartition("/")[0] in runs}
+        if len(kept) < len(self._first):
+            self._first = kept
+            self._remember()
+
+    def _was_first(self, ring: OpenRing) -> bool:
+        return self._first.get(_name(ring)) == ring.sender
 
     def _remember(self) -> None:
-        holders = {f"{run}/{rank}": held[-1].sender for (run, rank), held in self._rings.items()}
-        if holders != self._before and any(holders.values()):
+        # Where all rings lie in one directory there is nothing to tell apart.
+        if any(self._first.values()) or self._path.exists():
             # A full disk must not keep ranks from being read.
             with contextlib.suppress(OSError):
-                write_durably(self._path, msgspec.json.encode(holders))
-        self._before = holders
+                write_durably(self._path, msgspec.json.encode(self._first))
 
     def drop(self, ring: OpenRing) -> None:
         """Give a claim back."""
@@ -206,6 +226,11 @@ class Claims:
             if open_ones:
                 found.append(max(open_ones, key=lambda ring: ring.reader.attempt))
         return found
+
+
+def _name(ring: OpenRing) -> str:
+    run, rank = ring.rank
+    return f"{run}/{rank}"
 
 
 def newest_attempts(rings: list[OpenRing]) -> dict[tuple[str, str], int]:

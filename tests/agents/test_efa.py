@@ -186,6 +186,24 @@ def test_place_of_a_device(tree: Sysfs, readings: list[Reading]) -> None:
     }
 
 
+def test_interface_that_comes_after_its_device(tree: Sysfs, readings: list[Reading]) -> None:
+    """Address and interface are looked at every time devices are looked for."""
+    folder = tree.efa("foo", "0000:4f:00.0", "0000:4e:01.0", "0xefa1", numa=0, srd=True)
+    (folder / "ports/1/gids/0").unlink()
+    reading = efa(tree, readings)
+    name = "tailwatch_efa_device_info"
+    info = labels_of(reading.samples(), name, device="foo")
+    assert (info["mac"], info["interface"]) == ("", "")
+    write(folder / "ports/1/gids/0", "fe80:0000:0000:0000:04cf:deff:fead:beef")
+    tree.interface("eth3", "06:cf:de:ad:be:ef")
+    reading.again()
+    info = labels_of(reading.samples(), name, device="foo")
+    assert (info["mac"], info["interface"]) == ("06:cf:de:ad:be:ef", "eth3")
+    (tree.root / "class/net/eth3").rename(tree.root / "class/net/enp3s0")
+    reading.again()
+    assert labels_of(reading.samples(), name, device="foo")["interface"] == "enp3s0"
+
+
 def test_driver_counters_outlive_a_dead_queue(tree: Sysfs, readings: list[Reading]) -> None:
     """When the port cannot be read its device still tells that commands were not answered."""
     folder = tree.efa("foo", "0000:4f:00.0", "0000:4e:01.0", "0xefa1", numa=0, srd=True)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from support.agents import Agent, Samples
 from support.nvml.fixtures import Node, says, uuid_of, value, values
 from support.procs import eventually
-from tailwatch.agents.node.collectors.base import NeedsNewProcess, SourceError
+from tailwatch.agents.node.base import NeedsNewProcess, SourceError
 from tailwatch.agents.node.collectors.gpu import GpuCollector
 from tailwatch.agents.node.collectors.nvlink import NvlinkCollector
 from tailwatch.agents.node.watch import Watch
@@ -64,6 +65,23 @@ def test_a_gpu_that_is_lost_costs_the_others_nothing(gpu_node: Node, code: int) 
     nvml.tell()
     assert eventually(lambda: _with_values(watch) == 8)
     assert value(says(watch), "tailwatch_gpu_lost", uuid=uuid_of(SICK)) == 0
+
+
+def test_a_gpu_that_is_lost_is_not_asked_without_end(gpu_node: Node) -> None:
+    """A lost GPU is read ever less often, and with a single call each time."""
+    nvml = gpu_node.has()
+    watch = gpu_node.watch(GpuCollector)
+    assert eventually(lambda: _with_values(watch) == 8)
+    nvml.tell(f"fail {SICK} * {LOST}")
+    assert eventually(lambda: _with_values(watch) == 7)
+    before = Counter(nvml.calls())
+    call = "nvmlDeviceGetMemoryInfo_v2 0"
+    assert eventually(lambda: Counter(nvml.calls())[call] >= before[call] + 15)
+    asked = Counter(nvml.calls()) - before
+    healthy, lost = (
+        sum(n for name, n in asked.items() if name.endswith(f" {index}")) for index in (0, SICK)
+    )
+    assert lost * 3 < healthy
 
 
 @pytest.mark.parametrize(("code", "lost"), [(LOST, 1), (UNKNOWN, None)])

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import errno
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,13 +16,17 @@ from pathlib import Path
 
 import pytest
 
+from support.checkout import ROOT
 from support.procs import eventually
 from support.sources import Reading, value
 from support.sysfs import Sysfs, efa_node, write
-from tailwatch.agents.node import ethtool
+from tailwatch.agents.node import ethtool, host_threads
+from tailwatch.agents.node.base import SourceError
 from tailwatch.agents.node.canary import MESSAGE_BYTES, Canary, EchoServer, TcpTransport, canary
-from tailwatch.agents.node.collectors.base import SourceError
-from tailwatch.agents.node.collectors.host import ProxyThreads, thread_name
+from tailwatch.agents.node.collectors.efa import EfaCollector
+from tailwatch.agents.node.collectors.host import HostCollector
+from tailwatch.agents.node.fabric_load import BUSY_BYTES_PER_SECOND, FabricLoad
+from tailwatch.agents.node.host_threads import HostThreads, thread_name
 from tailwatch.errors import UsageError
 
 PRESSURE = "some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\nfull avg10=0.00 total=250000"
@@ -112,24 +121,125 @@ def test_interfaces(tmp_path: Path, procfs: Path, readings: list[Reading]) -> No
     assert value(samples, name, interface="lo") is None
 
 
-def test_fall_back_to_tcp_is_a_fact(tmp_path: Path, procfs: Path, readings: list[Reading]) -> None:
-    """EFA bytes that stand still while the interface's grow are seen as just that."""
+FALL_BACK = (10**6, 10**9)
+
+
+@pytest.mark.parametrize(
+    ("efa", "eni", "fell"),
+    [
+        pytest.param(40 * 10**9, 10**7, False, id="collectives over EFA"),
+        pytest.param(0, 5 * 10**9, True, id="collectives over TCP"),
+        pytest.param(0, 10**6, False, id="nothing to do"),
+        pytest.param(40 * 10**9, 5 * 10**9, False, id="collectives over EFA and a checkpoint"),
+    ],
+)
+def test_fall_back_to_tcp_is_a_fact(
+    tmp_path: Path, procfs: Path, readings: list[Reading], efa: int, eni: int, fell: bool
+) -> None:
+    """EFA that stands still while the interface carries the collectives is told from all else."""
     tree = efa_node(tmp_path / "sys", "p5.48xlarge")
     reading = Reading(tree.root, "host", "efa", procfs=procfs)
     readings.append(reading)
+    names = ("tailwatch_efa_tx_bytes_total", "tailwatch_host_network_transmitted_bytes_total")
     before = reading.samples()
+    devices = sorted((tree.root / "class/infiniband").iterdir())
+    for device in devices:
+        file = device / "ports/1/hw_counters/tx_bytes"
+        write(file, int(file.read_text()) + efa // len(devices))
     file = tree.root / "class/net/eth0/statistics/tx_bytes"
-    write(file, int(file.read_text()) + 10**9)
+    write(file, int(file.read_text()) + eni)
     reading.again()
     after = reading.samples()
-    grown = {
-        (name, dict(labels).get("device", "")): v - before[name, labels]
-        for (name, labels), v in after.items()
-        if name.endswith(("efa_tx_bytes_total", "network_transmitted_bytes_total"))
-    }
-    assert grown.pop(("tailwatch_host_network_transmitted_bytes_total", "")) == 10**9
-    assert len(grown) == 32
-    assert not any(grown.values())
+    # As the rule does it: increase of both over the same time, by node.
+    over_efa, over_eni = (
+        sum(v - before[key] for key, v in after.items() if key[0] == name) for name in names
+    )
+    flat, busy = FALL_BACK
+    assert (over_efa < flat and over_eni > busy) == fell
+    assert (over_efa, over_eni) == (efa, eni)
+
+
+@pytest.fixture(scope="module")
+def ena(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that answers ethtool's ioctl in place of the kernel; see ena.c."""
+    library = tmp_path_factory.mktemp("ena") / "ena.so"
+    source = ROOT / "tests/agents/ena.c"
+    flags = ("-shared", "-fPIC", "-O1", "-Wall", "-Werror")
+    subprocess.run(["cc", *flags, "-o", library, source], check=True)
+    return library
+
+
+def ask_ena(library: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Ask for the statistics of `ena0` in a process that has the library preloaded."""
+    code = "from tailwatch.agents.node import ethtool; print(ethtool.statistics('ena0'))"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "LD_PRELOAD": str(library), **environment},
+    )
+
+
+def test_allowances_come_through_the_ioctl_as_the_kernel_lays_it_out(ena: Path) -> None:
+    """Names and 64-bit values of the ENA driver are read by the kernel's own structures."""
+    found = ast.literal_eval(ask_ena(ena).stdout)
+    assert found["bw_in_allowance_exceeded"] == 11
+    assert found["bw_out_allowance_exceeded"] == 1 << 40
+    assert found["conntrack_allowance_available"] == 136812
+    assert len(found) == 9
+
+
+def test_driver_without_statistics_is_an_error_of_the_ioctl(ena: Path) -> None:
+    """What the driver refuses is an OSError with its errno."""
+    refused = ask_ena(ena, ENA_ERRNO=str(errno.EOPNOTSUPP))
+    assert refused.returncode == 1
+    assert "OSError: [Errno 95]" in refused.stderr
+
+
+def test_allowances_of_each_interface(
+    tmp_path: Path, procfs: Path, readings: list[Reading], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Used-up allowances are counted by interface; one that fails costs no other its series."""
+    tree = efa_node(tmp_path / "sys", "p4d.24xlarge")
+    for index in (1, 2):
+        pci = tree.pci(f"0000:0{index + 1}:00.0", "0000:00:02.0", "0x1d0f", "0xec20", driver="ena")
+        tree.interface(f"eth{index}", f"06:cf:de:ad:be:0{index}", pci=pci)
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == tree.root)
+
+    def statistics(interface: str) -> dict[str, int]:
+        if interface == "eth1":
+            raise OSError(errno.EIO, "the device does not answer")
+        names = ("bw_in", "bw_out", "pps", "conntrack", "linklocal")
+        told = {f"{name}_allowance_exceeded": n for n, name in enumerate(names, 10)}
+        return {**told, "conntrack_allowance_available": 5, "queue_0_tx_cnt": 7}
+
+    monkeypatch.setattr(ethtool, "statistics", statistics)
+    samples = host(tree.root, procfs, readings).samples()
+    name = "tailwatch_host_network_allowance_exceeded_total"
+    for interface in ("eth0", "eth2"):
+        told = {
+            dict(ls)["allowance"]: v
+            for (n, ls), v in samples.items()
+            if n == name and dict(ls)["interface"] == interface
+        }
+        assert told == {"bw_in": 10, "bw_out": 11, "pps": 12, "conntrack": 13, "linklocal": 14}
+    assert not any(n == name and dict(ls)["interface"] == "eth1" for n, ls in samples)
+    assert value(samples, "tailwatch_source_up", device="allowances/eth1") == 0
+    errors = "tailwatch_source_errors_total"
+    assert value(samples, errors, device="allowances/eth1", code="EIO") == 1
+    received = "tailwatch_host_network_received_bytes_total"
+    assert value(samples, received, interface="eth1") is not None
+
+
+def test_kernel_is_not_asked_about_a_tree(
+    tmp_path: Path, procfs: Path, readings: list[Reading]
+) -> None:
+    """Interfaces of a tree that is no mounted sysfs are none of this kernel's."""
+    tree = efa_node(tmp_path / "sys", "p4d.24xlarge")
+    samples = host(tree.root, procfs, readings).samples()
+    assert not any("allowances" in dict(ls).get("device", "") for _, ls in samples)
 
 
 def test_driver_statistics_come_from_the_kernel() -> None:
@@ -174,10 +284,11 @@ def test_cpu_of_a_real_thread() -> None:
     thread = threading.Thread(target=spin)
     thread.start()
     spinning.wait(10)
-    proxies = ProxyThreads(Path("/proc"))
+    proxies = HostThreads(Path("/proc"), Path("/nowhere"))
 
     def spent() -> tuple[float, float]:
-        found = {n: v for n, v, labels in proxies.look() if labels["thread"] == "NCCL Progress"}
+        said = list(proxies.look())
+        found = {n: v for n, v, labels in said if labels.get("thread") == "NCCL Progress"}
         return (
             found["tailwatch_host_proxy_thread_cpu_seconds_total"],
             found["tailwatch_host_proxy_threads"],
@@ -189,6 +300,31 @@ def test_cpu_of_a_real_thread() -> None:
     thread.join()
     assert eventually(lambda: spent()[1] == 0)
     assert spent()[0] > 0.05
+
+
+def test_whether_the_fabric_manager_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manager that died is seen, although the fabric's state stays; elsewhere nothing is said."""
+    monkeypatch.setattr(host_threads, "SCAN_SECONDS", 0.0)
+    procfs, sysfs = tmp_path / "proc", tmp_path / "sys"
+    (procfs / "self/ns").mkdir(parents=True)
+    threads = HostThreads(procfs, sysfs)
+
+    def running() -> list[float]:
+        return [v for n, v, _ in threads.look() if n == "tailwatch_host_fabric_manager_running"]
+
+    write(procfs / "41/task/41/comm", "nv-fabricmanage")
+    assert running() == []
+    (procfs / "self/ns/pid").symlink_to("pid:[4026531836]")
+    assert running() == [1]
+    (procfs / "41/task/41/comm").unlink()
+    assert running() == [0]
+    write(procfs / "42/task/42/comm", "nv-fabricmanage")
+    assert running() == [1]
+    threads = HostThreads(tmp_path / "proc", sysfs)
+    (procfs / "42/task/42/comm").unlink()
+    assert running() == []
+    (sysfs / "bus/pci/drivers/nvidia-nvswitch").mkdir(parents=True)
+    assert running() == [0]
 
 
 @pytest.fixture
@@ -207,7 +343,7 @@ def test_canary_measures_round_trips(
     peers = (f"node-b={echo.address}",)
     reading = host(tree.root, procfs, readings, canary_peers=peers)
     samples = reading.samples()
-    labels = {"peer": "node-b", "transport": "tcp"}
+    labels = {"peer": "node-b", "transport": "tcp", "load": "unknown"}
     first = value(samples, "tailwatch_fabric_canary_seconds_count", **labels)
     assert first is not None
     assert first >= 4
@@ -219,6 +355,60 @@ def test_canary_measures_round_trips(
     assert (
         value(reading.samples(), "tailwatch_fabric_canary_seconds_count", **labels) or 0
     ) >= first + 4
+
+
+def test_canary_tells_idle_from_busy(
+    tmp_path: Path,
+    procfs: Path,
+    readings: list[Reading],
+    echo: EchoServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Round trips count by what the devices of the node moved just before."""
+    tree = efa_node(tmp_path / "sys", "p4d.24xlarge")
+    monkeypatch.setattr(HostCollector, "interval", 60.0)
+    monkeypatch.setattr(EfaCollector, "interval", 60.0)
+    reading = Reading(
+        tree.root, "host", "efa", procfs=procfs, canary_peers=(f"node-b={echo.address}",)
+    )
+    readings.append(reading)
+    port = next(iter((tree.root / "class/infiniband").iterdir())) / "ports/1/hw_counters"
+    files = (port / "rx_bytes", tree.root / "class/net/eth0/statistics/tx_bytes")
+
+    def measured_while(moving: Path | None) -> dict[str, float]:
+        for _ in range(3):
+            if moving is not None:
+                write(moving, int(moving.read_text()) + 10**13)
+            reading.again()
+        name = "tailwatch_fabric_canary_seconds_count"
+        return {dict(ls)["load"]: v for (n, ls), v in reading.samples().items() if n == name}
+
+    before = measured_while(None)
+    assert before["idle"] > 0
+    assert before["busy"] == 0
+    over_efa = measured_while(files[0])
+    assert over_efa["busy"] > 0
+    assert measured_while(files[1])["busy"] > over_efa["busy"]
+
+
+def test_load_of_the_fabric() -> None:
+    """Rates add up over devices; a reset, and what is old, count for nothing."""
+    now = [0.0]
+    load = FabricLoad(clock=lambda: now[0])
+    load.note("a", 0)
+    load.note("b", 0)
+    assert load.now() == "unknown"
+    now[0] = 1.0
+    load.note("a", int(BUSY_BYTES_PER_SECOND * 0.6))
+    assert load.now() == "idle"
+    load.note("b", int(BUSY_BYTES_PER_SECOND * 0.6))
+    assert load.now() == "busy"
+    now[0] = 2.0
+    load.note("a", 0)
+    load.note("b", int(BUSY_BYTES_PER_SECOND * 0.6))
+    assert load.now() == "idle"
+    now[0] = 60.0
+    assert load.now() == "unknown"
 
 
 def test_two_agents_measure_each_other(
@@ -248,7 +438,7 @@ def test_peer_that_is_away(tmp_path: Path, procfs: Path, readings: list[Reading]
 def test_peer_that_comes_back(echo: EchoServer) -> None:
     """After the peer's restart the canary connects anew and keeps what it measured before."""
     port = int(echo.address.rpartition(":")[2])
-    part = canary("n", f"a={echo.address}")
+    part = canary("n", f"a={echo.address}", FabricLoad())
     part.read()
     echo.close()
     with pytest.raises((OSError, SourceError)):
@@ -271,7 +461,7 @@ def test_wrong_echo_is_no_measurement() -> None:
         def close(self) -> None:
             """Do nothing."""
 
-    part = Canary("n", "a", Liar())
+    part = Canary("n", "a", Liar(), FabricLoad())
     with pytest.raises(SourceError, match="something else"):
         part.read()
 

@@ -20,12 +20,12 @@ from support.agents import Samples, node_agent, parse
 from support.procs import eventually
 from support.ranks import RUN, append_steps, ring, step_record
 from tailwatch.agents.node import senders
-from tailwatch.agents.node.collectors.base import NodeConfig
+from tailwatch.agents.node.base import NodeConfig
 from tailwatch.agents.node.collectors.steps import StepsCollector
 from tailwatch.agents.node.inbox import MOST_NAMED
 from tailwatch.agents.node.senders import BURST_RECORDS, MOST_ENTRIES, MOST_RINGS
 from tailwatch.exposition import Snapshot
-from tailwatch.records import encode
+from tailwatch.records import PHASES, encode
 from tailwatch.ring.layout import HEADER, HEADER_BYTES, MARK, RECORD_BYTES
 
 FORK = multiprocessing.get_context("fork")
@@ -122,6 +122,8 @@ def test_pod_cannot_speak_for_a_rank_of_a_living_one(node: Node) -> None:
         assert node.value("source_up", source=f"ring/evil/{RUN}.a0009.r00000.ring") == 0
         assert node.value("node_rings_broken") == 1
         assert node.value("node_records_total") == 5
+        for _ in range(3):
+            assert node.value("node_claims_refused_total") == 1
 
 
 def test_pod_cannot_end_the_attempt_of_a_living_one(node: Node) -> None:
@@ -160,6 +162,53 @@ def test_rank_that_starts_again_in_a_new_pod_is_taken_over(node: Node) -> None:
     assert node.value("rank_last_step", rank="0") == 7
     samples = node.read()
     assert sum(name == "tailwatch_rank_last_step" for name, _ in samples) == 1
+
+
+def test_first_owner_of_a_rank_gets_it_back(node: Node) -> None:
+    """Who takes a rank while its pod starts again loses it when that is back, whoever runs on."""
+    victim, evil = node.pod("victim"), node.pod("evil")
+    with rank(victim, 0, 5):
+        assert node.value("rank_last_step", rank="0") == 5
+    with rank(evil, 0, 77, attempt=9):
+        assert node.value("rank_last_step", rank="0") == 77
+        with rank(victim, 0, 8, attempt=2):
+            for _ in range(3):
+                assert node.value("rank_last_step", rank="0") == 8
+            assert node.value("source_up", source=f"ring/evil/{RUN}.a0009.r00000.ring") == 0
+            assert node.value("node_claims_refused_total") == 1
+
+
+def test_first_owner_is_known_after_a_restart(tmp_path: Path) -> None:
+    """A new agent knows who was first, though the other one's ring is older."""
+    victim, evil = tmp_path / "rings/victim", tmp_path / "rings/a-evil"
+    victim.mkdir(parents=True)
+    evil.mkdir()
+    with rank(victim, 0, 5):
+        first = Node(tmp_path)
+        assert first.value("rank_last_step", rank="0") == 5
+        first.part.close()
+    with rank(evil, 0, 77, attempt=9), rank(victim, 0, 8, attempt=2):
+        again = Node(tmp_path)
+        assert again.value("rank_last_step", rank="0") == 8
+        assert again.value("node_claims_refused_total") == 1
+        again.part.close()
+
+
+def test_pod_that_is_gone_has_no_claim_any_more(node: Node) -> None:
+    """Once the directory of its pod is gone a rank belongs to who claims it next."""
+    old, fresh = node.pod("old"), node.pod("new")
+    with rank(old, 0, 5):
+        assert node.value("rank_last_step", rank="0") == 5
+    append_steps(ring(node.pod("other"), 1), 1, 1, 2)
+    node.read()
+    for file in old.iterdir():
+        file.unlink()
+    old.rmdir()
+    node.read()
+    with rank(fresh, 0, 7, attempt=2):
+        assert node.value("rank_last_step", rank="0") == 7
+        append_steps(ring(node.pod("old"), 0, attempt=3), 0, 1, 99, attempt=3)
+        assert node.value("rank_last_step", rank="0") == 7
 
 
 def test_record_that_speaks_for_another_rank_is_refused(node: Node) -> None:
@@ -256,8 +305,10 @@ def test_crowded_directory_costs_only_its_owner(node: Node) -> None:
     assert node.value("rank_last_step", rank="1") == 3
 
 
-def test_flood_of_records_is_given_its_share(node: Node) -> None:
+def test_flood_of_records_is_given_its_share(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod that writes without end is read at a bounded rate; others are read in full."""
+    # So slow a rate that a flood is one on the slowest machine, too.
+    monkeypatch.setattr(senders, "RECORDS_A_SECOND", 100.0)
     flood = ring(node.pod("evil"), 0, record_slots=4096, node="node-0")
     good = ring(node.pod("good"), 1, node="node-0")
     payloads = [encode(step_record(0, n, node="node-0")) for n in range(1, 4097)]
@@ -270,10 +321,10 @@ def test_flood_of_records_is_given_its_share(node: Node) -> None:
     append_steps(good, 1, 1, 50, node="node-0")
     assert node.value("rank_last_step", rank="1") == 50
     taken = node.value("node_records_total") or 0
-    assert taken - 50 <= BURST_RECORDS + 5_000 * (time.monotonic() - started) + 64
+    assert taken - 50 <= BURST_RECORDS + 100 * (time.monotonic() - started) + 64
     # Nothing goes without a word: what the flood overwrote itself counts as lost.
-    node.inbox._allowances.clear()
-    assert (node.value("node_records_lost_total") or 0) > 0
+    monkeypatch.setattr(senders, "RECORDS_A_SECOND", 1e9)
+    assert eventually(lambda: (node.value("node_records_lost_total") or 0) > 0)
 
 
 def test_restart_on_more_than_a_share_repeats_nothing(
@@ -360,11 +411,61 @@ def damage(rng: random.Random, data: bytearray) -> bytes:
     return bytes(data)
 
 
-def fuzz(root: Path, inputs: int) -> None:
+# What a record or a header may say that is whole and cannot be true.
+LIES: tuple[dict[str, Any], ...] = (
+    {"rank": 3}, {"run": "good"}, {"attempt": 2}, {"node": "elsewhere"}, {"world_size": 3},
+    {"phases_ns": {"mine": 10**9}}, {"phases_ns": {"p" * 400: 1}}, {"children_ns": {"mine": 1}},
+    {"phases_ns": {"rollout_generate": 10**18}}, {"waits_ns": {f"g{n}": 1 for n in range(40)}},
+    {"role": "a\nb"}, {"configuration": "c" * 500}, {"step": -1}, {"peak_memory_bytes": -1},
+    {"duration_ns": -1}, {"start_ns": 0},
+)  # fmt: skip
+HEADER_LIES: tuple[dict[str, Any], ...] = (
+    {"rank": 50}, {"run": "r" * 150}, {"run": "a\x07b"}, {"rank": 1 << 24, "world_size": 1 << 25}
+)  # fmt: skip
+
+
+class Good:
+    """A rank of another pod, in a process of its own, that leaves a step whenever it is told to."""
+
+    def __init__(self, directory: Path) -> None:
+        here, there = FORK.Pipe()
+
+        def work() -> None:
+            writer = ring(directory, 3, run="good", node="node-0")
+            while step := there.recv():
+                append_steps(writer, 3, step, step, run="good", node="node-0")
+                there.send(step)
+            os._exit(0)
+
+        self._process = FORK.Process(target=work, daemon=True)
+        self._process.start()
+        self._pipe = here
+
+    def step(self, number: int) -> None:
+        """Leave a step."""
+        self._pipe.send(number)
+        assert self._pipe.recv() == number
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.join()
+
+
+def open_files() -> int:
+    """Return how many files this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def fuzz(root: Path, inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read damaged rings and records; fail on any exception, false series or growth."""
+    # All of it is read: what a sender's share leaves out would be no input.
+    monkeypatch.setattr(senders, "RECORDS_A_SECOND", 1e9)
     rng = random.Random(7)
+    for pod in ("good", "evil"):
+        (root / "rings" / pod).mkdir(parents=True)
+    good = Good(root / "rings/good")
     node = Node(root)
-    good = ring(node.pod("good"), 3, run="good", node="node-0")
     sample_path = root / "sample"
     sample_path.mkdir()
     writer = ring(sample_path, 0, mark_slots=4, record_slots=8)
@@ -373,10 +474,10 @@ def fuzz(root: Path, inputs: int) -> None:
     name = writer.path.name
     writer.close()
     evil = node.pod("evil")
-    record = encode(step_record(0, 5, node="node-0"))
-    step = 0
-    base = 0
-    done = 0
+    record = encode(step_record(7, 5, run="evil", world_size=9, node="node-0"))
+    step = done = base = files = noise = lies = 0
+    good.step(1)
+    node.read()
     tracemalloc.start()
     try:
         while done < inputs:
@@ -385,54 +486,86 @@ def fuzz(root: Path, inputs: int) -> None:
             path.write_bytes(content)
             for other in range(rng.randrange(3)):
                 (evil / f"{RUN}.a0001.r0000{other + 1}.ring").write_bytes(content)
-            node.read()
+            # In the name of the good rank, of whatever attempt.
+            attempt = 1 + step % 9
+            forged = ring(evil, 3, run="good", attempt=attempt, node="node-0")
+            append_steps(forged, 3, 10**6, 10**6, run="good", attempt=attempt, node="node-0")
+            forged.close()
+            lie = {"run": "evil", "rank": 8, "world_size": 9, **rng.choice(HEADER_LIES)}
+            lying = ring(evil, lie.pop("rank"), **lie, node="node-0")
+            lying.close()
+            live = ring(evil, 7, run="evil", world_size=9, record_slots=64, node="node-0")
+            node.inbox.scan()
+            node.part.read()
             # Cut or grown while it is open.
             with contextlib.suppress(OSError):
                 os.truncate(path, rng.randrange(len(whole) * 2))
             node.part.read()
-            live = ring(
-                evil, 7, run=f"evil{done % 5}", world_size=9, record_slots=32, node="node-0"
-            )
             for _ in range(96):
                 at = rng.randrange(len(record))
-                noise = record[:at] + rng.randbytes(rng.randrange(4)) + record[at + 1 :]
-                live.append(noise[: rng.choice([2, 40, 400, 2000])])
-                done += 1
-                if done % 32 == 0:
+                damaged = record[:at] + rng.randbytes(rng.randrange(4)) + record[at + 1 :]
+                live.append(damaged[: rng.choice([2, 40, 400, 2000])])
+                noise += 1
+                if noise % 8 == 0:
+                    lie = {"run": "evil", "world_size": 9, "node": "node-0", **rng.choice(LIES)}
+                    live.append(encode(step_record(lie.pop("rank", 7), lie.pop("step", 5), **lie)))
+                    lies += 1
+                if noise % 32 == 0:
                     node.part.read()
             live.close()
-            live.path.unlink()
-            done += 2
+            for leavings in (live.path, forged.path, lying.path):
+                leavings.unlink()
+            done += 112
             step += 1
-            append_steps(good, 3, step, step, run="good", node="node-0")
-            samples = node.read()
-            if step == 50:
-                base = tracemalloc.get_traced_memory()[0]
-        assert node.value("rank_last_step", run="good", rank="3") == step
-        runs = {dict(labels).get("run") for name, labels in samples if "rank" in name}
-        assert runs <= {"good", RUN, *(f"evil{n}" for n in range(5))}
-        assert all(
-            dict(labels)["rank"] in ("0", "1", "2", "3", "7")
-            for name, labels in samples
-            if "rank" in dict(labels)
-        )
-        assert len(samples) < 300
-        grown = tracemalloc.get_traced_memory()[0] - base
-        assert grown < 4 << 20
+            good.step(step)
+            node.inbox.scan()
+            node.part.read()
+            if step % 16 == 0:
+                samples = node.read()
+                believable(samples)
+                said = [v for (n, ls), v in samples.items() if n == "tailwatch_rank_last_step"
+                        and dict(ls)["run"] == "good"]  # fmt: skip
+                assert said == [step]
+            if step == 64:
+                base, files = tracemalloc.get_traced_memory()[0], open_files()
+        assert node.inbox.claims_refused == step
+        # Every record was looked at: it was refused, or says of its rank what a rank may say.
+        rejected = node.inbox.rejected
+        assert rejected["identity"] + rejected["value"] >= lies
+        assert rejected["unreadable"] > noise / 2
+        assert node.inbox.records + sum(rejected.values()) >= noise + lies
+        assert tracemalloc.get_traced_memory()[0] - base < 4 << 20
+        assert abs(open_files() - files) < 16
     finally:
         tracemalloc.stop()
         node.part.close()
+        good.close()
 
 
-def test_nonsense_neither_breaks_nor_grows_the_agent(tmp_path: Path) -> None:
-    """20,000 damaged rings and records: no exception, no false series, a good rank unharmed."""
-    fuzz(tmp_path, 20_000)
+def believable(samples: Samples) -> None:
+    """Fail when a damaged ring or record made a series that nobody meant."""
+    assert len(samples) < 300
+    for name, pairs in samples:
+        labels = dict(pairs)
+        assert all(len(text) < 300 and text.isprintable() for text in labels.values())
+        if name.startswith("tailwatch_rank_"):
+            assert labels["run"] in ("good", RUN, "evil")
+            assert labels["rank"] in ("0", "1", "2", "3", "7")
+            assert labels.get("phase", PHASES[0]) in PHASES
+
+
+def test_nonsense_neither_breaks_nor_grows_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10,000 damaged rings and records: no exception, no false series, a good rank unharmed."""
+    fuzz(tmp_path, 10_000, monkeypatch)
 
 
 @pytest.mark.soak
-def test_a_million_of_them(tmp_path: Path) -> None:
+@pytest.mark.timeout(3600)
+def test_a_million_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with 1,000,000 inputs."""
-    fuzz(tmp_path, 1_000_000)
+    fuzz(tmp_path, 1_000_000, monkeypatch)
 
 
 def test_identity_is_never_in_the_payload() -> None:

@@ -1,21 +1,19 @@
-"""Sick devices: what is well stays whole, what is sick is named, and comes back."""
+"""Sick devices: how often they are asked, single files, and an agent whose every device hangs."""
 
 from __future__ import annotations
 
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.agents import Samples
 from support.procs import eventually
-from support.sick import SickAgent, sick_agent
-from support.sysfs import Sysfs, efa_node, infiniband_node, write
-
-ERRORS = ("EIO", "EINVAL", "ENODEV", "ETIME", "EACCES")
+from support.sick import INTERVAL, SickAgent, sick_agent
+from support.sysfs import Sysfs, efa_node, infiniband_node
 
 
 class Node:
@@ -62,7 +60,7 @@ def counters(samples: Samples) -> dict[str, set[str]]:
 
 
 @pytest.fixture(scope="module", params=["efa", "infiniband"])
-def node(
+def running(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Node]:
     """A node with four devices under a running agent."""
@@ -76,127 +74,29 @@ def node(
         yield Node(request.param, tree, agent)
 
 
-@pytest.fixture(autouse=True)
-def well(node: Node) -> Iterator[None]:
-    """Every test begins and ends with a node that is well."""
-    assert eventually(lambda: node.counters() == node.whole)
-    yield
-    node.agent.sicken()
+@pytest.fixture
+def node(running: Node) -> Iterator[Node]:
+    """The node, well before and after."""
+    assert eventually(lambda: running.counters() == running.whole)
+    yield running
+    running.agent.sicken()
 
 
-@pytest.fixture(params=["one", "all"])
-def sick(request: pytest.FixtureRequest, node: Node) -> list[str]:
-    """The devices that fall sick."""
-    return node.devices[:1] if request.param == "one" else node.devices
+def test_hang_is_counted_once_and_met_by_nobody_else(node: Node) -> None:
+    """A read that hangs counts once, shows how long it takes so far, and is not repeated."""
+    sick = node.devices[0]
+    reads, before = node.agent.reads(), node.errors(sick, "hung")
+    node.agent.sicken(*node.rules(sick, "HANG"))
+    assert eventually(lambda: node.up(sick) == 0)
 
+    def taken() -> float:
+        return node.agent.value("tailwatch_source_read_seconds", device=sick) or 0.0
 
-def falls_sick(node: Node, sick: list[str], begin: Callable[[], None], code: str) -> None:
-    """Check what holds while devices are sick: health, isolation and an answer at once."""
-    healthy = [device for device in node.devices if device not in sick]
-    before = {device: node.errors(device, code) for device in sick}
-    begin()
-    assert eventually(lambda: all(node.up(device) == 0 for device in sick))
-    assert eventually(lambda: all(node.errors(d, code) > before[d] for d in sick))
-    assert eventually(lambda: not set(sick) & set(node.counters()))
-    started = time.monotonic()
-    found = node.counters()
-    assert time.monotonic() - started < 1
-    for device in healthy:
-        assert node.up(device) == 1
-        assert found[device] == node.whole[device]
-    ready, body, _ = node.agent.get("/-/ready")
-    assert ready == (200 if healthy else 503)
-    assert all(device in body.decode() for device in sick)
-
-
-def gets_well(node: Node, sick: list[str]) -> None:
-    """Check that what was sick is whole again."""
-    assert eventually(lambda: all(node.up(device) == 1 for device in sick))
-    assert eventually(lambda: node.counters() == node.whole)
-    assert eventually(lambda: node.agent.get("/-/ready")[0] == 200)
-
-
-@pytest.mark.parametrize("error", ERRORS)
-def test_failing_reads(node: Node, sick: list[str], error: str) -> None:
-    """A device whose reads fail is down with the errno's name; the others stay whole."""
-    rules = [rule for device in sick for rule in node.rules(device, error)]
-    falls_sick(node, sick, lambda: node.agent.sicken(*rules), error)
-    node.agent.sicken()
-    gets_well(node, sick)
-
-
-def test_hanging_reads(node: Node, sick: list[str]) -> None:
-    """A device whose read hangs is down, counted once and read by nobody else meanwhile."""
-    rules = [rule for device in sick for rule in node.rules(device, "HANG")]
-    reads = node.agent.reads()
-    before = {device: node.errors(device, "hung") for device in sick}
-    falls_sick(node, sick, lambda: node.agent.sicken(*rules), "hung")
-    assert node.agent.reads() == reads + len(sick)
-    assert all(node.errors(device, "hung") == before[device] + 1 for device in sick)
-    slow = node.agent.value("tailwatch_source_read_seconds", device=sick[0]) or 0.0
+    slow = taken()
     assert slow > 0.3
-    assert eventually(
-        lambda: (node.agent.value("tailwatch_source_read_seconds", device=sick[0]) or 0) > slow
-    )
-    node.agent.sicken()
-    gets_well(node, sick)
-
-
-def test_vanishing_devices(node: Node, sick: list[str]) -> None:
-    """A device that is gone stays as a source that is down, and one that is back is whole."""
-    aside = node.tree.root / "aside"
-    aside.mkdir(exist_ok=True)
-    links = [node.tree.root / "class/infiniband" / device for device in sick]
-
-    def begin() -> None:
-        for link in links:
-            link.rename(aside / link.name)
-
-    falls_sick_gone(node, sick, begin)
-    for link in links:
-        (aside / link.name).rename(link)
-    shutil.rmtree(aside)
-    gets_well(node, sick)
-
-
-def falls_sick_gone(node: Node, sick: list[str], begin: Callable[[], None]) -> None:
-    """Check what holds while devices are gone."""
-    healthy = [device for device in node.devices if device not in sick]
-    before = {device: node.errors(device, "gone") for device in sick}
-    begin()
-    assert eventually(lambda: all(node.errors(d, "gone") == before[d] + 1 for d in sick))
-    assert all(node.up(device) == 0 for device in sick)
-    assert eventually(lambda: not set(sick) & set(node.counters()))
-    assert all(node.counters()[device] == node.whole[device] for device in healthy)
-    total = "tailwatch_efa_devices" if node.source == "efa" else "tailwatch_infiniband_devices"
-    assert eventually(lambda: node.agent.value(total) == len(healthy))
-
-
-@pytest.mark.parametrize("change", ["reset", "jump"])
-def test_counters_that_reset_or_jump(node: Node, sick: list[str], change: str) -> None:
-    """A counter is shown as it is; one that fell is a counted reset, one that jumped is none."""
-    name = "tailwatch_efa_rx_bytes_total"
-    factor = 1
-    if node.source == "infiniband":
-        name, factor = "tailwatch_infiniband_received_bytes_total", 4
-    files = {device: node.counter_file(device) for device in sick}
-    resets = {d: node.agent.value("tailwatch_source_resets_total", device=d) or 0 for d in sick}
-    before = {device: int(file.read_text()) for device, file in files.items()}
-    value = 0 if change == "reset" else 1 << 62
-    for file in files.values():
-        write(file, value)
-    assert eventually(lambda: all(node.agent.value(name, device=d) == value * factor for d in sick))
-    fell = 1 if change == "reset" else 0
-    for device in sick:
-        found = node.agent.value("tailwatch_source_resets_total", device=device)
-        assert found == resets[device] + fell
-        assert node.up(device) == 1
-    assert node.counters() == node.whole
-    for device, file in files.items():
-        write(file, before[device])
-    assert eventually(
-        lambda: all(node.agent.value(name, device=d) == before[d] * factor for d in sick)
-    )
+    assert eventually(lambda: taken() > 3 * slow)
+    assert node.agent.reads() == reads + 1
+    assert node.errors(sick, "hung") == before + 1
 
 
 def test_dead_device_is_asked_once_an_attempt(node: Node) -> None:
@@ -208,6 +108,45 @@ def test_dead_device_is_asked_once_an_attempt(node: Node) -> None:
     assert eventually(lambda: node.errors(device, "ENODEV") >= failed + 3)
     more = node.errors(device, "ENODEV") - failed
     assert node.agent.reads() - reads <= more + 1
+
+
+@pytest.mark.parametrize("source", ["efa", "infiniband"])
+def test_single_files_that_cannot_be_read(tmp_path: Path, source: str) -> None:
+    """One file with EINVAL, one with EACCES and one that is gone cost their own series only."""
+    if source == "efa":
+        tree = efa_node(tmp_path / "sys", "p5.48xlarge")
+        folder, names = "hw_counters", ("rx_drops", "send_wrs", "tx_pkts")
+        metrics = ("rx_drops", "send_work_requests", "tx_packets")
+    else:
+        tree = infiniband_node(tmp_path / "sys", 4)
+        folder, names = "counters", ("VL15_dropped", "link_downed", "symbol_error")
+        metrics = ("vl15_dropped", "link_downed", "symbol_errors")
+    device = sorted(p.name for p in (tree.root / "class/infiniband").iterdir())[0]
+    with sick_agent(tmp_path / "agent", tree.root, source) as agent:
+        node = Node(source, tree, agent)
+        refused, forbidden, gone = names
+        entry = (tree.root / "class/infiniband" / device).resolve()
+        where = f"/infiniband/{device}/ports/1/{folder}"
+        # A driver that is loaded anew: its files are opened again, and one is not there any more.
+        agent.sicken(f"{where}/{refused} EINVAL", f"{where}/{forbidden} EACCES")
+        unreadable = f"tailwatch_{source}_unreadable_files"
+        assert eventually(lambda: agent.value(unreadable, device=device) == 2)
+        old = entry.rename(tmp_path / "old")
+        shutil.copytree(old, tmp_path / "new", symlinks=True)
+        (tmp_path / "new/ports/1" / folder / gone).unlink()
+        (tmp_path / "new").rename(entry)
+        lacks = {f"tailwatch_{source}_{metric}_total" for metric in metrics}
+        assert lacks < node.whole[device]
+        assert eventually(lambda: node.counters()[device] == node.whole[device] - lacks)
+        assert {d: c for d, c in node.counters().items() if d != device} == {
+            d: c for d, c in node.whole.items() if d != device
+        }
+        assert node.up(device) == 1
+        assert agent.value(unreadable, device=device) == 2
+        asked = agent.reads()
+        failed = agent.value("tailwatch_source_errors_total", device=device)
+        time.sleep(3 * INTERVAL)
+        assert (agent.reads(), failed) == (asked, None)
 
 
 def test_metrics_answer_while_everything_hangs(node: Node) -> None:

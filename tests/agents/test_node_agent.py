@@ -173,6 +173,23 @@ def test_stopped_agent_does_not_hold_the_rank(tmp_path: Path) -> None:
         assert agent.value("tailwatch_node_records_lost_total") == 0
 
 
+def test_doorbell_that_is_full_loses_no_record(tmp_path: Path) -> None:
+    """How many rings the kernel queues is told at start; beyond that the ring has all there is."""
+    queued = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
+    with node_agent(tmp_path) as agent:
+        assert f"the kernel queues {queued} rings" in agent.errors.read_text()
+        rings = 20 * (queued + 1)
+        writer = ring(tmp_path / "rings", 0, doorbell=tmp_path / "node-0.bell", record_slots=rings)
+        agent.process.send_signal(signal.SIGSTOP)
+        try:
+            written = append_steps(writer, 0, 1, rings)
+        finally:
+            agent.process.send_signal(signal.SIGCONT)
+        assert eventually(lambda: agent.value("tailwatch_node_records_total") == rings)
+        assert agent.value("tailwatch_node_records_lost_total") == 0
+        assert fetch(agent, limit=1 << 22)[0] == written
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

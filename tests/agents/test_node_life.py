@@ -35,7 +35,9 @@ def agent_on(folder: Path, sysfs: Path, *more: str | Path) -> Agent:
 
 def test_every_source_has_a_switch() -> None:
     """All sources run unless they are switched off; with the defaults off, those that are named."""
-    everything = {"efa", "gpu", "host", "infiniband", "nvlink", "pods", "steps", "xid"}
+    everything = {
+        *("efa", "gpu", "host", "infiniband", "nvlink", "pods", "processes", "steps", "xid")
+    }
     assert set(COLLECTORS) == everything
     assert set(parse_flags(["--node", "n"]).collectors) == everything
     for name in everything:
@@ -46,6 +48,28 @@ def test_every_source_has_a_switch() -> None:
         assert parse_flags(only).collectors == (name,)
 
 
+def test_help_names_every_flag() -> None:
+    """`tailwatch agent node --help` has each flag with a word on what it is for."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tailwatch", "agent", "node", "--help"],
+        capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    options = done.stdout.partition("options:")[2]
+    for flag in (
+        "--node", "--once", "--path.sysfs", "--path.procfs", "--nvml.library", "--kmsg.path",
+        "--podresources.socket", "--steps.directory", "--web.listen-address", "--web.config.file",
+        "--fabricmanager.log", "--xid.overrides", "--instance-type", "--nvlink.per-link",
+        "--canary.listen-address", "--canary.peer", "--collector.disable-defaults",
+        *(f"--collector.{name}" for name in COLLECTORS),
+        *(f"--no-collector.{name}" for name in COLLECTORS),
+    ):  # fmt: skip
+        (line,) = [
+            line for line in options.splitlines() if f" {flag} " in f"{line},".replace(",", " ")
+        ]
+        assert len(line.split("  ")[-1]) > 5, line
+
+
 def test_flags_reach_the_sources() -> None:
     """Each flag is one field of what the sources are told."""
     flags = parse_flags(
@@ -54,6 +78,7 @@ def test_flags_reach_the_sources() -> None:
             *("--nvml.library", "/d", "--podresources.socket", "/e", "--instance-type", "f"),
             *("--nvlink.per-link", "--canary.peer", "g=h:1", "--canary.peer", "i=j:2"),
             *("--canary.listen-address", "k:3", "--steps.directory", "/l"),
+            *("--fabricmanager.log", "/m", "--xid.overrides", "/o"),
         ]
     )
     config = flags.config
@@ -61,6 +86,7 @@ def test_flags_reach_the_sources() -> None:
     assert (config.nvml_library, config.podresources) == ("/d", Path("/e"))
     assert (config.instance_type, config.nvlink_per_link) == ("f", True)
     assert (config.canary_peers, config.canary_listen) == (("g=h:1", "i=j:2"), "k:3")
+    assert (config.fabricmanager_log, config.line_overrides) == (Path("/m"), Path("/o"))
     assert (config.rings, config.log) == (Path("/l/rings"), Path("/l/log"))
     assert flags.doorbell == Path("/l/doorbell")
 

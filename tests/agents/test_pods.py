@@ -13,15 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.agents import Samples, parse
-from tailwatch.agents.node.cgroups import (
-    PodName,
-    PodStates,
-    memory_by_pod,
-    pod_uid,
-    pods_of_processes,
-    sees_host_processes,
-)
-from tailwatch.agents.node.collectors.base import NodeConfig, SourceError
+from support.kubelet import FakeKubelet, claim, devices, grpc, pod
+from tailwatch.agents.node.base import NodeConfig, SourceError
 from tailwatch.agents.node.collectors.pods import PodsCollector
 from tailwatch.agents.node.podresources import client as client_module
 from tailwatch.agents.node.podresources.client import PodResources
@@ -29,10 +22,6 @@ from tailwatch.agents.node.podresources.device_id import parse_device_id
 from tailwatch.agents.node.podresources.messages import get_request, parse_get, parse_list
 from tailwatch.agents.node.podresources.wire import fields
 from tailwatch.exposition import Snapshot
-
-grpc = pytest.importorskip("grpc")
-
-from support.kubelet import FakeKubelet, claim, devices, pod  # noqa: E402
 
 FIXTURES = Path(__file__).parent / "fixtures" / "podresources"
 GPU_A = "GPU-00000000-0000-0000-0000-00000000000a"
@@ -93,6 +82,7 @@ def test_messages_are_read_as_protobuf_wrote_them() -> None:
         ("vpc.amazonaws.com/efa", "rdmap79s0", False),
         ("dra.net", "pci-0000-50-00-0", True),
     ]
+    assert worker.devices[3].pool == "node-a"
     assert (worker.name, sidecar.name, sidecar.devices) == ("worker", "sidecar", ())
     assert (idle.namespace, idle.name, idle.containers) == ("kube-system", "idle", ())
     assert parse_get((FIXTURES / "get.bin").read_bytes()) == first
@@ -232,6 +222,21 @@ def test_claims_are_mapped_and_may_be_shared(agent: Agent) -> None:
     assert agent.owners() == [("rdmap79s0", "a"), ("rdmap79s0", "b")]
     assert agent.value("pod_devices_unmapped") == 1
     assert "Get" not in agent.kubelet.calls
+
+
+def test_claim_of_an_interface_is_the_device_behind_it(agent: Agent) -> None:
+    """A claim may name an RDMA device or its interface; an interface without one is no device."""
+    sysfs = agent.root / "sys"
+    (sysfs / "class/infiniband/rdmap79s0").mkdir(parents=True)
+    (sysfs / "class/net/eth3/device/infiniband/rdmap80s0").mkdir(parents=True)
+    (sysfs / "class/net/eth0/device").mkdir(parents=True)
+    agent.kubelet.pods = [
+        pod(name, claim("dra.net", device))
+        for name, device in (("a", "rdmap79s0"), ("b", "eth3"), ("c", "eth0"), ("d", "../../etc"))
+    ]
+    agent.part.read()
+    assert agent.owners() == [("rdmap79s0", "a"), ("rdmap80s0", "b")]
+    assert agent.value("pod_devices_unmapped") == 2
 
 
 def test_pod_that_ended_loses_its_devices(agent: Agent) -> None:
@@ -379,56 +384,3 @@ def test_node_without_kubelet_has_no_such_source(tmp_path: Path) -> None:
     snapshot = Snapshot()
     collector.add_to(snapshot)
     assert snapshot.render() == b""
-
-
-@pytest.mark.parametrize(
-    ("text", "uid"),
-    [
-        ("0::/kubepods.slice/kubepods-pod" + UID.replace("-", "_") + ".slice/cri-x.scope", UID),
-        (f"12:memory:/kubepods/burstable/pod{UID}/abc\n", UID),
-        (f"1:name=systemd:/x\n2:cpu:/kubepods/pod{UID}/abc\n", UID),
-        ("0::/system.slice/sshd.service", ""),
-        ("0::/user.slice/podman-1", ""),
-        ("", ""),
-    ],
-)
-def test_pod_of_a_cgroup(text: str, uid: str) -> None:
-    """Both cgroup versions and both drivers name the pod; other groups are of none."""
-    assert pod_uid(text) == uid
-
-
-def test_processes_are_mapped_by_known_uids_only() -> None:
-    """A process of no known pod has none, and a pod without uid never gets one."""
-    one, two, three = (PodName("rl", f"pod{n}") for n in (1, 2, 3))
-    found = pods_of_processes(
-        {1001: "uid-1", 1002: "uid-2", 1003: "uid-unknown", 1005: ""},
-        {one: "uid-1", two: "uid-2", three: ""},
-    )
-    assert found == {1001: one, 1002: two}
-    gib = 1 << 30
-    used = [(1001, 9 * gib), (1002, 3 * gib), (1003, gib), (1004, None)]
-    assert memory_by_pod(used, found) == {one: 9 * gib, two: 3 * gib, None: gib}
-    assert memory_by_pod([(1001, (1 << 64) - 1)], found) == {}
-
-
-def test_process_ids_of_a_container_are_not_used(tmp_path: Path) -> None:
-    """Only in the host's process id namespace do ids mean what NVML means."""
-    (tmp_path / "self/ns").mkdir(parents=True)
-    (tmp_path / "self/ns/pid").symlink_to("pid:[4026532999]")
-    assert not sees_host_processes(tmp_path)
-    (tmp_path / "self/ns/pid").unlink()
-    (tmp_path / "self/ns/pid").symlink_to("pid:[4026531836]")
-    assert sees_host_processes(tmp_path)
-
-
-def test_pod_is_finished_only_when_that_is_known(tmp_path: Path) -> None:
-    """Without log directories or without any cgroup nobody is called finished."""
-    name = PodName("rl", "a")
-    assert not PodStates(tmp_path / "sys", tmp_path / "logs").finished(name)
-    (tmp_path / "logs" / f"rl_a_{UID}").mkdir(parents=True)
-    assert not PodStates(tmp_path / "sys", tmp_path / "logs").finished(name)
-    other = tmp_path / "sys/fs/cgroup/memory/kubepods/pod11111111-1111-2222-3333-444455556666"
-    other.mkdir(parents=True)
-    assert PodStates(tmp_path / "sys", tmp_path / "logs").finished(name)
-    (other.parent / f"pod{UID}").mkdir()
-    assert not PodStates(tmp_path / "sys", tmp_path / "logs").finished(name)

@@ -13,7 +13,7 @@ from support.agents import Samples, parse
 from support.kmsg import FakeKmsg
 from support.kubelet import FakeKubelet, devices, grpc, pod
 from support.procs import eventually
-from tailwatch.agents.node.collectors.base import NodeConfig
+from tailwatch.agents.node.base import NodeConfig
 from tailwatch.agents.node.collectors.pods import PodsCollector
 from tailwatch.agents.node.collectors.xid import XidCollector
 from tailwatch.agents.node.watch import Watch

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.agents import Samples, parse
 from support.procs import eventually
 from support.sources import value
-from tailwatch.agents.node.collectors.base import (
+from tailwatch.agents.node.base import (
     NeedsNewProcess,
     NodeConfig,
     Part,

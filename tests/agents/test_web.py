@@ -225,7 +225,7 @@ def test_both_formats_are_served() -> None:
     snapshot = Snapshot()
     snapshot.add("tailwatch_node_records_total", 3, node="n")
     server = AgentServer("127.0.0.1:0")
-    server.publish(snapshot)
+    server.publish(lambda: snapshot)
     connection = http.client.HTTPConnection(server.address, timeout=10)
     connection.request("GET", "/metrics", headers={"Accept": "application/openmetrics-text"})
     answer = connection.getresponse()

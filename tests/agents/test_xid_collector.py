@@ -13,7 +13,7 @@ import pytest
 from support.agents import Samples, parse
 from support.kmsg import FakeKmsg
 from tailwatch.agents.lines import KernelLines
-from tailwatch.agents.node.collectors.base import NodeConfig
+from tailwatch.agents.node.base import NodeConfig
 from tailwatch.agents.node.collectors.xid import XidCollector
 from tailwatch.agents.node.incidents import BURST_SECONDS, Incident, Incidents, Reporter, Series
 from tailwatch.exposition import Snapshot

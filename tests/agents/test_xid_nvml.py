@@ -11,7 +11,7 @@ from support.kmsg import FakeKmsg
 from support.nvml.fixtures import Node, says, value
 from support.procs import eventually
 from tailwatch.agents.node import nvml_events
-from tailwatch.agents.node.collectors.base import SourceError
+from tailwatch.agents.node.base import SourceError
 from tailwatch.agents.node.collectors.xid import XidCollector
 from tailwatch.agents.node.nvml_events import NvmlEvents
 from tailwatch.agents.node.watch import Watch

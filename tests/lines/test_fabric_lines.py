@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailwatch.agents.lines import Finding, fabric_manager, libfabric
+from tailwatch.agents.lines import Finding, libfabric
+from tailwatch.agents.lines.fabric_manager import FabricManagerLines
 from tailwatch.agents.lines.libfabric import FabricError, suspects
 
 LOG = Path(__file__).parent.parent / "agents" / "fixtures" / "lines" / "fabricmanager.log"
 TXE = "libfabric:451707:1708520807::efa:cq:efa_rdm_txe_handle_error():737<warn> "
+
+
+def findings(lines: Iterable[str]) -> list[Finding]:
+    """Return what the lines of a fabric manager's log mean, in their order."""
+    log = FabricManagerLines()
+    return [found for line in lines if (found := log.match(line)) is not None]
 
 
 def error(line: str) -> FabricError:
@@ -111,39 +119,41 @@ def test_nobody_is_suspect_of_a_single_error() -> None:
 
 def test_fabric_manager_log() -> None:
     """Fatal and non-fatal switch errors are told apart in a stream of multi-line info records."""
-    found = list(fabric_manager.findings(LOG.read_text().splitlines()))
+    found = findings(LOG.read_text().splitlines())
     assert [(f.kind, f.code, f.severity, f.link) for f in found] == [
         ("sxid", "12028", "warning", 61),
         ("sxid", "20034", "fatal", 33),
         ("fabric_manager", "multicast_setup_failed", "fatal", None),
     ]
-    assert found[0].device == "0000:86:00.0"
+    assert found[0].device == found[1].device == "0000:86:00.0"
+    assert [f.action for f in found] == ["ignore", "reboot_node", "restart_fabric_manager"]
 
 
-def test_fabric_manager_that_will_not_start() -> None:
+@pytest.mark.parametrize("stamp", ["[Feb 27 2025 15:10:02] [ERROR] [tid 1] ", "... ", ""])
+def test_fabric_manager_that_will_not_start(stamp: str) -> None:
     """Missing switches are fatal for the node; nothing to do on a PCI system is no error."""
-    found = list(
-        fabric_manager.findings(
-            [
-                "[Feb 27 2025 15:10:02] [ERROR] [tid 1] detected number of NVSwitches don't match "
-                "with any supported system topology, aborting fabric manager",
-                "[Feb 27 2025 15:10:03] [ERROR] [tid 1] request failed: NV_WARN_NOTHING_TO_DO",
-            ]
-        )
+    found = findings(
+        [
+            f"{stamp}detected number of NVSwitches don't match with any supported system topology, "
+            "aborting fabric manager",
+            f"{stamp}request failed: NV_WARN_NOTHING_TO_DO",
+        ]
     )
     assert [(f.code, f.severity) for f in found] == [("topology_mismatch", "fatal")]
 
 
 def test_second_line_belongs_to_the_record_above() -> None:
-    """A line without a time stamp continues the record before it."""
-    records = list(fabric_manager.records(LOG.read_text().splitlines()))
-    assert all(record.startswith("[") for record in records)
-    assert sum("\nMessage payload details:" in record for record in records) > 5
+    """A line without a time stamp continues its record: under one of level INFO it is no error."""
+    error = "detected NVSwitch fatal error 20034 on fid 0 port 33"
+    stamp = "[Feb 27 2025 11:16:31] [{}] [tid 1803] "
+    assert findings([stamp.format("INFO") + "a message:", error]) == []
+    (found,) = findings([stamp.format("ERROR") + "as follows:", error])
+    assert (found.code, found.severity, found.link, found.device) == ("20034", "fatal", 33, "")
 
 
 @given(st.lists(st.text(max_size=120), max_size=8))
 def test_no_line_breaks_them(lines: list[str]) -> None:
     """Whatever the lines, there are findings or none."""
-    assert all(isinstance(found, Finding) for found in fabric_manager.findings(lines))
+    assert all(isinstance(found, Finding) for found in findings(lines))
     for line in lines:
         libfabric.parse(line)

@@ -217,6 +217,14 @@ def test_mlx5_lines(line: str, severity: str, device: str) -> None:
     assert (found.kind, found.severity, found.device) == ("mlx5", severity, device)
 
 
+def test_functions_of_a_card_are_ports_of_their_own() -> None:
+    """Function 1 of a card is not called by the name of function 0."""
+    line = "mlx5_core 0000:41:00.{}: Port module event: module 1, Cable unplugged"
+    names = {"0000:41:00.0": "mlx5_4"}
+    assert with_names(match(line.format(0)), names).device == "mlx5_4"
+    assert with_names(match(line.format(1)), names).device == "0000:41:00.1"
+
+
 def test_addresses_of_other_drivers_are_no_nics() -> None:
     """A line of another driver is no mlx5 line, and a GPU is never renamed to a NIC."""
     assert (

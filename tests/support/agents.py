@@ -52,10 +52,11 @@ class Agent:
         assert there and ready.exists(), self.errors.read_text()
         self.address = ready.read_text().strip()
 
-    def get(self, path: str) -> tuple[int, bytes, dict[str, str]]:
+    def get(self, path: str, accept: str = "*/*") -> tuple[int, bytes, dict[str, str]]:
         """Return status, body and headers of a path."""
+        asked = urllib.request.Request(f"http://{self.address}{path}", headers={"Accept": accept})
         try:
-            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(asked, timeout=10) as answer:
                 return answer.status, answer.read(), dict(answer.headers)
         except urllib.error.HTTPError as error:
             return error.code, error.read(), dict(error.headers)

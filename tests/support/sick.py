@@ -6,7 +6,7 @@ import functools
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,12 +20,13 @@ STALE = 0.8
 # The real agent, only faster: a fault is seen after an interval and a deadline of its own.
 _FASTER = f"""
 import sys
-from tailwatch.agents.node import lane, main, watch
+from tailwatch.agents.node import lane, main, source, watch
 from tailwatch.agents.node.collectors import COLLECTORS
 for collector in COLLECTORS.values():
     collector.interval, collector.deadline = {INTERVAL}, {DEADLINE}
-watch.DISCOVER_SECONDS = {INTERVAL}
+source.DISCOVER_SECONDS = {INTERVAL}
 lane.BACKOFF_INTERVALS = 3
+lane.WATCH_SECONDS = 0.1
 watch.STALE_FLOOR_SECONDS = {STALE}
 main.RENDER_SECONDS = 0.1
 main.POLL_SECONDS = 0.05
@@ -78,8 +79,10 @@ class SickAgent(Agent):
 
 
 @contextmanager
-def sick_agent(folder: Path, sysfs: Path, *collectors: str) -> Iterator[SickAgent]:
-    """Run a fast agent with these collectors on a tree."""
+def sick_agent(
+    folder: Path, sysfs: Path, *collectors: str, more: Sequence[str | Path] = ()
+) -> Iterator[SickAgent]:
+    """Run a fast agent with these collectors on a tree; `more` are further flags."""
     folder.mkdir(parents=True, exist_ok=True)
     agent = SickAgent(
         folder,
@@ -87,6 +90,7 @@ def sick_agent(folder: Path, sysfs: Path, *collectors: str) -> Iterator[SickAgen
             *("--node", "n", "--path.sysfs", sysfs, "--listen", "127.0.0.1:0"),
             "--collector.disable-defaults",
             *(f"--collector.{name}" for name in collectors),
+            *more,
         ],
     )
     try:

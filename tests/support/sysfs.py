@@ -31,9 +31,18 @@ MLX5_HW_COUNTERS = (
 
 
 def write(path: Path, text: str | int) -> None:
-    """Write a file in place, as the kernel would change it, with the folders above it."""
+    """Write a file in place, with the folders above it.
+
+    As with the kernel's own files, who reads meanwhile sees the old text or the new one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{text}\n")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        # Never shorter than before: cut first, it would be empty for a moment.
+        size = os.fstat(descriptor).st_size
+        os.pwrite(descriptor, f"{text}\n".encode().ljust(size, b"\n"), 0)
+    finally:
+        os.close(descriptor)
 
 
 def link(path: Path, target: Path) -> None:

@@ -8,7 +8,7 @@ first used.
 import importlib
 import pkgutil
 
-from tailwatch.agents.node.collectors.base import COLLECTORS, Collector, NodeConfig, Part
+from tailwatch.agents.node.base import COLLECTORS, Collector, NodeConfig, Part
 
 for _module in pkgutil.iter_modules(__path__):
     if not _module.name.startswith("_"):

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import ClassVar
 
-from tailwatch.agents.node.collectors.base import NodeConfig, SourceError, register
+from tailwatch.agents.node.base import NodeConfig, SourceError, register
 from tailwatch.agents.node.nvml import gpm, reading
 from tailwatch.agents.node.nvml.calls import DeviceCalls
 from tailwatch.agents.node.nvml.devices import DeviceList, Found, bus_id

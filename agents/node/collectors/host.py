@@ -1,10 +1,11 @@
 """The source `host`: what on the host itself makes a rank slow, and the fabric canary.
 
 Contract: pressure, memory and OOM kills of the host; throttling and OOM kills of each pod's cgroup
-(version 2); CPU time of the threads that move data for NCCL, UCCL, NVSHMEM and libfabric; bytes of
-the Ethernet interfaces and the allowances their instance used up. EFA traffic does not pass those
-interfaces, so a job that fell from EFA back to TCP shows as EFA bytes that stand still while these
-grow. Each of these is a part, and one more for each peer of the canary.
+(version 2); CPU time of the threads that move data for NCCL, UCCL, NVSHMEM and libfabric; whether
+the fabric manager runs; bytes of the Ethernet interfaces. EFA traffic does not pass those, so a job
+that fell from EFA back to TCP shows as EFA bytes that stand still while these grow. Each of these
+is a part, and so are the allowances of each ENA interface (its driver asks its device for them, and
+that may hang) and each peer of the canary.
 
 Cost: a few small files a second; one pass over all threads of the host every 30 s; one ioctl per
 ENA interface a second.
@@ -12,27 +13,23 @@ ENA interface a second.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from tailwatch.agents.node import ethtool
+from tailwatch.agents.node.base import NodeConfig, Part, ResetWatch, register
 from tailwatch.agents.node.canary import EchoServer, canary
-from tailwatch.agents.node.collectors.base import NodeConfig, Part, ResetWatch, register
+from tailwatch.agents.node.host_threads import HostThreads, Sample
 from tailwatch.agents.node.sysfs import attribute, linked_name, names_in
 from tailwatch.catalogue.host import ALLOWANCES
 from tailwatch.exposition import Snapshot
 
 MOST_CGROUPS = 512
-SCAN_SECONDS = 30.0
-_PROXIES = re.compile(r"(?i)(nccl|rccl|uccl|nvshmem|ofi|efa|fi_|ucx|deep_?ep)")
 _MEMORY = {"MemTotal": "total", "MemAvailable": "available", "Shmem": "shared"}
-_TICK = os.sysconf("SC_CLK_TCK")
-
-Sample = tuple[str, float, dict[str, str]]
 
 
 class _Samples:
@@ -75,21 +72,35 @@ class HostCollector:
     def __init__(self, config: NodeConfig) -> None:
         self._procfs = config.procfs
         self._sysfs = config.sysfs
-        self._proxies = ProxyThreads(config.procfs)
+        self._node = config.node
+        self._load = config.load
         looks = {
             "pressure": self._pressure,
             "memory": self._memory,
             "cgroups": self._cgroups,
-            "proxies": self._proxies.look,
+            "threads": HostThreads(config.procfs, config.sysfs).look,
             "network": self._network,
         }
         self._parts: list[Part] = [_Samples(key, config.node, look) for key, look in looks.items()]
-        self._parts += [canary(config.node, peer) for peer in config.canary_peers]
+        self._parts += [canary(config.node, peer, config.load) for peer in config.canary_peers]
+        self._allowances: dict[str, _Samples] = {}
         self._echo = EchoServer(config.canary_listen) if config.canary_listen else None
         self._left_out = 0
 
     def discover(self) -> Sequence[Part]:
-        return self._parts
+        names = self._ena_interfaces()
+        for name in names:
+            if name not in self._allowances:
+                look = functools.partial(_allowances, name)
+                self._allowances[name] = _Samples(f"allowances/{name}", self._node, look)
+        return [*self._parts, *(self._allowances[name] for name in names)]
+
+    def _ena_interfaces(self) -> list[str]:
+        # The kernel is asked by name, so only when these are the interfaces of this kernel.
+        if not os.path.ismount(self._sysfs):
+            return []
+        folder = self._sysfs / "class/net"
+        return [n for n in names_in(folder) if linked_name(folder / n / "device/driver") == "ena"]
 
     def _pressure(self) -> Iterator[Sample]:
         for resource in ("cpu", "memory", "io"):
@@ -134,27 +145,23 @@ class HostCollector:
         yield "tailwatch_host_cgroups_left_out", self._left_out, {}
 
     def _network(self) -> Iterator[Sample]:
-        # The kernel is asked by name, so only when these are the interfaces of this kernel.
-        ask = os.path.ismount(self._sysfs)
         for name in names_in(self._sysfs / "class/net"):
             entry = self._sysfs / "class/net" / name
             if not (entry / "device").exists():
                 continue  # loopback, bridges and the pods' ends of veth pairs
             labels = {"interface": name}
+            moved = []
             for file, direction in (("rx_bytes", "received"), ("tx_bytes", "transmitted")):
                 count = attribute(entry / "statistics" / file)
                 if count.isdecimal():
+                    moved.append(int(count))
                     metric = f"tailwatch_host_network_{direction}_bytes_total"
                     yield metric, int(count), labels
+            if len(moved) == 2:
+                self._load.note(f"interface/{name}", sum(moved))
             carrier = attribute(entry / "carrier")
             if carrier in ("0", "1"):
                 yield "tailwatch_host_network_carrier", int(carrier), labels
-            if ask and linked_name(entry / "device/driver") == "ena":
-                for statistic, value in ethtool.statistics(name).items():
-                    if statistic in ALLOWANCES:
-                        exceeded = {**labels, "allowance": ALLOWANCES[statistic]}
-                        metric = "tailwatch_host_network_allowance_exceeded_total"
-                        yield metric, value, exceeded
 
     def add_to(self, snapshot: Snapshot) -> None:
         """Add nothing: the parts have it all."""
@@ -162,6 +169,13 @@ class HostCollector:
     def close(self) -> None:
         if self._echo is not None:
             self._echo.close()
+
+
+def _allowances(interface: str) -> Iterator[Sample]:
+    for statistic, value in ethtool.statistics(interface).items():
+        if statistic in ALLOWANCES:
+            labels = {"interface": interface, "allowance": ALLOWANCES[statistic]}
+            yield "tailwatch_host_network_allowance_exceeded_total", value, labels
 
 
 def _pods_below(root: Path, depth: int) -> Iterator[str]:
@@ -190,69 +204,3 @@ def _pairs(path: Path) -> dict[str, int]:
         if value.isdecimal():
             found[name] = int(value)
     return found
-
-
-class ProxyThreads:
-    """CPU time of the threads that move data for a communication library.
-
-    Each counts from when it was first seen, so that a name's sum neither falls when a thread ends
-    nor jumps when one is found.
-    """
-
-    def __init__(self, procfs: Path) -> None:
-        self._procfs = procfs
-        self._scanned_at: float | None = None
-        self._threads: dict[tuple[Path, str], int] = {}
-        self._spent: dict[str, int] = {}
-
-    def look(self) -> Iterator[Sample]:
-        """Yield CPU seconds and count of threads by name."""
-        now = time.monotonic()
-        if self._scanned_at is None or now - self._scanned_at >= SCAN_SECONDS:
-            self._scanned_at = now
-            self._scan()
-        count = dict.fromkeys(self._spent, 0)
-        for (path, name), before in list(self._threads.items()):
-            ticks = _ticks(path)
-            if ticks is None or ticks < before:
-                del self._threads[path, name]
-                continue
-            self._threads[path, name] = ticks
-            self._spent[name] += ticks - before
-            count[name] += 1
-        for name, spent in self._spent.items():
-            labels = {"thread": name}
-            yield "tailwatch_host_proxy_thread_cpu_seconds_total", spent / _TICK, labels
-            yield "tailwatch_host_proxy_threads", count[name], labels
-
-    def _scan(self) -> None:
-        for process in names_in(self._procfs):
-            if not process.isdecimal():
-                continue
-            tasks = self._procfs / process / "task"
-            try:
-                threads = os.listdir(tasks)
-            except OSError:
-                continue
-            for thread in threads:
-                name = thread_name(attribute(tasks / thread / "comm"))
-                if name and (tasks / thread, name) not in self._threads:
-                    ticks = _ticks(tasks / thread)
-                    if ticks is not None and (name in self._spent or len(self._spent) < 32):
-                        self._threads[tasks / thread, name] = ticks
-                        self._spent.setdefault(name, 0)
-
-
-def thread_name(comm: str) -> str:
-    """Return the name of a proxy thread without its numbers; "" for any other thread.
-
-    >>> thread_name("NCCL Progress 3")
-    'NCCL Progress'
-    """
-    return re.sub(r"[\s\d:/_-]*\d+[\s\d:/_-]*", " ", comm).strip() if _PROXIES.match(comm) else ""
-
-
-def _ticks(task: Path) -> int | None:
-    """Return user and system time of a thread in ticks; None when it has ended."""
-    fields = attribute(task / "stat").rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else None

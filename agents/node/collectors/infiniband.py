@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from tailwatch.agents.node.collectors.base import NodeConfig, Part, register
+from tailwatch.agents.node.base import NodeConfig, Part, register
 from tailwatch.agents.node.collectors.efa import is_efa
 from tailwatch.agents.node.pci import Place, gpus
 from tailwatch.agents.node.rdma import ACTIVE, DeviceSeen, RdmaDevice
@@ -26,10 +26,10 @@ from tailwatch.exposition import Snapshot
 class _Device:
     """A device, what is known of it once and for all, and its part."""
 
-    def __init__(self, entry: Path, found: tuple[int, int], node: str) -> None:
+    def __init__(self, entry: Path, found: tuple[int, int], part: RdmaDevice) -> None:
         self.place = Place.of(entry / "device")
         self.identity = found
-        self.part = RdmaDevice(entry, node)
+        self.part = part
         self.info = {
             "pci_bus_id": self.place.pci,
             "numa_node": self.place.numa,
@@ -51,11 +51,14 @@ class InfinibandCollector:
 
     def __init__(self, config: NodeConfig) -> None:
         self._node = config.node
+        self._load = config.load
         self._sysfs = config.sysfs
         self._class = config.sysfs / "class/infiniband"
         self._devices: dict[str, _Device] = {}
         self._present: tuple[tuple[_Device, str], ...] = ()
         self._looked = False
+        self._shown = Snapshot()
+        self._shown_for: object = None
 
     def discover(self) -> Sequence[Part]:
         try:
@@ -78,17 +81,24 @@ class InfinibandCollector:
             return None
         known = self._devices.get(name)
         if known is None or known.identity != found:
-            fresh = _Device(entry, found, self._node)
-            if known is not None:
-                # The same part, so that counters which start anew are seen as a reset.
-                fresh.part = known.part
-            known = self._devices[name] = fresh
+            # The same part, so that counters which start anew are seen as a reset.
+            part = known.part if known else RdmaDevice(entry, self._node, self._load)
+            known = self._devices[name] = _Device(entry, found, part)
+        known.part.look()
         return known
 
     def add_to(self, snapshot: Snapshot) -> None:
         if not self._looked:
             return
         present = self._present
+        ports = [device.part.seen.ports for device, _ in present]
+        if (present, ports) != self._shown_for:
+            self._shown = self._show(present)
+            self._shown_for = present, ports
+        snapshot.include(self._shown)
+
+    def _show(self, present: tuple[tuple[_Device, str], ...]) -> Snapshot:
+        snapshot = Snapshot()
         snapshot.add("tailwatch_infiniband_devices", len(present), node=self._node)
         for device, role in present:
             labels = {"node": self._node, "device": device.part.key}
@@ -102,6 +112,7 @@ class InfinibandCollector:
                 device=name,
                 port=port,
             )
+        return snapshot
 
     def close(self) -> None:
         """Do nothing: the parts hold all there is."""

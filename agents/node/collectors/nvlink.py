@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from tailwatch.agents.node.collectors.base import NodeConfig, register
+from tailwatch.agents.node.base import NodeConfig, register
 from tailwatch.agents.node.nvml.calls import DeviceCalls
 from tailwatch.agents.node.nvml.devices import DeviceList, Found, instance_of
 from tailwatch.agents.node.nvml.library import Library, leave, use

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-from tailwatch.agents.node.collectors.base import NodeConfig, Part, register
+from tailwatch.agents.node.base import NodeConfig, Part, register
 from tailwatch.agents.node.inbox import RingInbox
 from tailwatch.agents.node.senders import OpenRing
 from tailwatch.exposition import Snapshot
@@ -53,6 +53,7 @@ class _Seen(NamedTuple):
     broken: tuple[str, ...]
     unnamed: int
     refused: int
+    claims_refused: int
     ranks: tuple[_RankSeen, ...]
 
 
@@ -100,6 +101,7 @@ class _Rings:
             broken=tuple(inbox.broken),
             unnamed=inbox.unnamed,
             refused=inbox.refused,
+            claims_refused=inbox.claims_refused,
             ranks=tuple(map(self._look_at, rings)),
         )
 
@@ -154,6 +156,8 @@ class StepsCollector:
         broken = len(seen.broken) + seen.unnamed
         snapshot.add("tailwatch_node_rings_broken", broken, node=node)
         snapshot.add("tailwatch_node_rings_refused", seen.refused, node=node)
+        name = "tailwatch_node_claims_refused_total"
+        snapshot.add(name, seen.claims_refused, node=node)
         for name in seen.broken:
             snapshot.add("tailwatch_source_up", 0, node=node, source=f"ring/{name}", device="")
         now = time.monotonic_ns()

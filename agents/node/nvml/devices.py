@@ -14,7 +14,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from tailwatch.agents.node.collectors.base import NodeConfig
+from tailwatch.agents.node.base import NodeConfig
 from tailwatch.agents.node.nvml.library import Library, NvmlError
 from tailwatch.agents.node.pci import gpus
 from tailwatch.instances import Instance, instance, this_instance

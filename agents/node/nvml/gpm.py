@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tailwatch.agents.node.collectors.base import SourceError
+from tailwatch.agents.node.base import SourceError
 from tailwatch.agents.node.nvml.calls import DeviceCalls
 from tailwatch.agents.node.nvml.library import NvmlError
 

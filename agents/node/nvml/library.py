@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from tailwatch.agents.node.collectors.base import NeedsNewProcess, SourceError
+from tailwatch.agents.node.base import NeedsNewProcess, SourceError
 
 PATIENCE_SECONDS = 0.1
 BLOCKED_SECONDS = 1.0

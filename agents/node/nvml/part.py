@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 
-from tailwatch.agents.node.collectors.base import ResetWatch, SourceError
+from tailwatch.agents.node.base import ResetWatch, SourceError
 from tailwatch.agents.node.nvml.calls import DeviceCalls
 from tailwatch.agents.node.nvml.devices import Found
 from tailwatch.agents.node.nvml.library import LOST, Library

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tailwatch.agents.node.collectors.base import SourceError
+from tailwatch.agents.node.base import SourceError
 from tailwatch.agents.node.podresources.messages import (
     GET,
     LIST,

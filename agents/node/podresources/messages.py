@@ -15,11 +15,16 @@ GET = "/v1.PodResourcesLister/Get"
 
 
 class Held(NamedTuple):
-    """Devices of one resource that a container holds; `claim` says that they came from a claim."""
+    """A device that a container holds.
+
+    `claim` says that it came from a claim; `resource` is then the driver, and `pool` names the pool
+    of that driver.
+    """
 
     resource: str
     device: str
     claim: bool
+    pool: str = ""
 
 
 class Container(NamedTuple):
@@ -100,12 +105,14 @@ def _claims(data: bytes) -> list[Held]:
     for number, content in fields(data):
         if number != 4:
             continue
-        driver = device = ""
+        driver = pool = device = ""
         for inner, value in fields(content):
             if inner == 2:
                 driver = _text(value)
+            elif inner == 3:
+                pool = _text(value)
             elif inner == 4:
                 device = _text(value)
         if device:
-            found.append(Held(driver, device, True))
+            found.append(Held(driver, device, True, pool))
     return found

@@ -101,6 +101,12 @@ METRICS: list[Metric] = [
         "driver_version",
     ),
     node_metric(
+        "tailwatch_efa_unreadable_files", "gauge", "files",
+        "Counter files that gave an error or no number while others of the device read; they are "
+        "left alone for an hour. `port` is empty for the counters of the device.",
+        "hw_counters", *_DEVICE, "port",
+    ),
+    node_metric(
         "tailwatch_efa_devices", "gauge", "devices", "EFA devices found.",
         "class/infiniband by driver", "node",
     ),

@@ -64,6 +64,12 @@ METRICS: list[Metric] = [
         "node", "thread",
     ),
     node_metric(
+        "tailwatch_host_fabric_manager_running", "gauge", "boolean",
+        "1 when NVIDIA's fabric manager runs; absent where there are no NVSwitches, or the host's "
+        "processes cannot be seen. The state of the fabric does not change when it dies later.",
+        "<pid>/task/<tid>/comm", "node",
+    ),
+    node_metric(
         "tailwatch_host_network_received_bytes_total", "counter", "bytes",
         "Bytes received by a network interface; EFA traffic is not among them.",
         "class/net/<if>/statistics", *_INTERFACE,
@@ -87,8 +93,9 @@ METRICS: list[Metric] = [
         name="tailwatch_fabric_canary_seconds",
         kind="histogram",
         unit="seconds",
-        help="Round trip of a small message to another node and back.",
-        labels=("node", "peer", "transport"),
+        help="Round trip of a small message to another node and back, by how much the devices of "
+        "the node moved just before (busy: 100 MB a second or more; unknown: not measured yet).",
+        labels=("node", "peer", "transport", "load"),
         source="node agent: the canary of the peer",
         bounds=CANARY_BOUNDS,
     ),

@@ -39,6 +39,12 @@ METRICS: list[Metric] = [
         "ring directory", "node",
     ),
     node_metric(
+        "tailwatch_node_claims_refused_total", "counter", "rings",
+        "Rings that spoke for a rank that belongs to another pod and were not read; a pod that "
+        "means no harm makes none.",
+        "ring headers against their directories", "node",
+    ),
+    node_metric(
         "tailwatch_rank_last_mark_age_seconds", "gauge", "seconds",
         "Time since a rank left its newest mark.", "marks of the newest attempt", *_RANK,
     ),

@@ -6,6 +6,8 @@ from tailwatch.catalogue.metric import Metric, node_metric
 
 _OWNER = ("resource", "namespace", "pod", "container")
 
+_HOLDER = ("node", "uuid", "gpu_instance", "namespace", "pod")
+
 METRICS: list[Metric] = [
     node_metric(
         "tailwatch_gpu_pod_info", "info", "",
@@ -16,8 +18,8 @@ METRICS: list[Metric] = [
     ),
     node_metric(
         "tailwatch_efa_pod_info", "info", "",
-        "A container holds this EFA device; always 1, one series for each container that shares "
-        "it. Join on (node, device).",
+        "A container holds this EFA or other RDMA device; always 1, one series for each container "
+        "that shares it. Join on (node, device).",
         "PodResources List", "node", "device", *_OWNER,
     ),
     node_metric(
@@ -40,5 +42,24 @@ METRICS: list[Metric] = [
     node_metric(
         "tailwatch_pod_attribution_age_seconds", "gauge", "seconds",
         "Time since kubelet last answered.", "PodResources List", "node",
+    ),
+    node_metric(
+        "tailwatch_gpu_pod_memory_bytes", "gauge", "bytes",
+        "Memory of a GPU (or GPU instance) that the processes of a pod hold; namespace and pod are "
+        "empty for processes of no known pod, so that the sum is all there is. Absent where NVML "
+        "knows no number.",
+        "NVML processes and their cgroups", *_HOLDER,
+    ),
+    node_metric(
+        "tailwatch_gpu_pod_processes", "gauge", "processes",
+        "Compute processes of a pod on a GPU (or GPU instance); namespace and pod are empty for "
+        "those of no known pod.",
+        "NVML processes and their cgroups", *_HOLDER,
+    ),
+    node_metric(
+        "tailwatch_gpu_process_mapping_up", "gauge", "boolean",
+        "1 when the agent sees the host's process ids and can map processes to pods; while 0, all "
+        "are of no known pod.",
+        "<pid namespace of the agent>", "node",
     ),
 ]  # fmt: skip

@@ -6,7 +6,13 @@ int nvmlInitWithFlags(unsigned flags) {
     for (int i = 0; i < MAX_DEVICES; i++)
         for (int m = 0; m <= MAX_MIG; m++)
             devices[i][m] = (struct Device){DEVICE_MAGIC, i, m - 1};
-    if (!init_code) init_count++;
+    if (!init_code && !init_count++) {
+        /* As the real one keeps /dev/nvidiactl open from its first initialisation on. */
+        const char *control = getenv("FAKE_NVML_CONTROL");
+        char path[600];
+        snprintf(path, sizeof path, "%s.nvidiactl", control ? control : "");
+        control_device = control ? open(path, O_RDONLY | O_CREAT | O_CLOEXEC, 0644) : -1;
+    }
     pthread_mutex_unlock(&control_lock);
     trace("", -2, __func__);
     sleep_while_told("block", -2, __func__);
@@ -18,7 +24,10 @@ int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 int nvmlShutdown(void) {
     trace("", -2, __func__);
     if (init_count <= 0) return UNINITIALIZED;
-    init_count--;
+    if (!--init_count && control_device >= 0) {
+        close(control_device);
+        control_device = -1;
+    }
     return OK;
 }
 
@@ -229,4 +238,20 @@ int nvmlDeviceGetGpuFabricInfoV(struct Device *device, Fabric2 *out) {
     if (version >> 24 == 3)
         ((Fabric3 *)out)->healthSummary = (uint8_t)setting(device->index, "fabric.summary", 0);
     return OK;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(struct Device *device, unsigned *count, Process *out) {
+    unsigned there = 0, room = *count;
+    ENTER(device);
+    pthread_mutex_lock(&control_lock);
+    for (int i = 0; i < event_count; i++) {
+        Event *e = &events[i];
+        if (e->type || (e->device >= 0 && e->device != device->index)) continue;
+        if (there < room && out)
+            out[there] = (Process){(unsigned)e->seq, e->data, e->gi, e->ci};
+        there++;
+    }
+    pthread_mutex_unlock(&control_lock);
+    *count = there;
+    return there > room || (there && !out) ? SMALL : OK;
 }

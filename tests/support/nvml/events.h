@@ -41,7 +41,7 @@ int nvmlEventSetWait_v2(struct EventSet *set, EventData *out, unsigned timeout_m
         pthread_mutex_lock(&control_lock);
         for (int i = 0; i < event_count; i++) {
             Event *e = &events[i];
-            if (e->seq <= set->seen || !set->registered[e->device]) continue;
+            if (!e->type || e->seq <= set->seen || !set->registered[e->device]) continue;
             set->seen = e->seq;
             *out = (EventData){&devices[e->device][0], e->type, e->data, e->gi, e->ci};
             pthread_mutex_unlock(&control_lock);
@@ -74,6 +74,7 @@ int fakeSize(const char *structure) {
     LAYOUT("c_nvmlGpmMetric_t", GpmMetric);
     LAYOUT("c_nvmlDeviceAttributes", Attributes);
     LAYOUT("c_nvmlEventData_t", EventData);
+    LAYOUT("c_nvmlProcessInfo_v3_t", Process);
     return -1;
 }
 
@@ -90,5 +91,6 @@ int fakeOffset(const char *member_of) {
     OFFSET("c_nvmlGpmMetricsGet_t.metrics", GpmMetricsGet, metrics);
     OFFSET("c_nvmlDeviceAttributes.memorySizeMB", Attributes, memorySizeMB);
     OFFSET("c_nvmlEventData_t.gpuInstanceId", EventData, gpuInstanceId);
+    OFFSET("c_nvmlProcessInfo_v3_t.gpuInstanceId", Process, gpuInstanceId);
     return -1;
 }

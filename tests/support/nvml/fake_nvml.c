@@ -15,6 +15,7 @@
  *                                       e94 (return code of field 94), gpm.1, utilization, state ...
  *   time SECONDS                        how far the counters have run
  *   event SEQ D TYPE DATA GI CI         an event; each event set sees each SEQ once
+ *   process D PID BYTES GI CI           a compute process; the two instance ids may be left out
  *   trace PATH                          appends one line per call
  *
  * A sleeping call returns as soon as its line is gone. A null or foreign handle is traced as BAD and

@@ -14,7 +14,7 @@ import pytest
 from support.agents import Samples, parse
 from support.nvml.fake import CONTROL, FakeNvml
 from support.procs import eventually
-from tailwatch.agents.node.collectors.base import Collector, NodeConfig, SourceError
+from tailwatch.agents.node.base import Collector, NodeConfig, SourceError
 from tailwatch.agents.node.collectors.gpu import GpuCollector
 from tailwatch.agents.node.collectors.nvlink import NvlinkCollector
 from tailwatch.agents.node.nvml import gpm, library

@@ -12,6 +12,7 @@ static pthread_mutex_t control_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t driver_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct Device devices[MAX_DEVICES][MAX_MIG + 1];
 static int profile = H100, device_count = 8, init_code, init_count, samples, sets;
+static int control_device = -1;
 static unsigned long long sample_serial;
 static double elapsed;
 static Rule rules[MAX_RULES];
@@ -57,7 +58,14 @@ static void read_control(void) {
         else if (!strcmp(word, "init")) init_code = atoi(a);
         else if (!strcmp(word, "time")) elapsed = atof(a);
         else if (!strcmp(word, "trace")) sscanf(line, "%*s %511s", trace_path);
-        else if (!strcmp(word, "event") && event_count < MAX_RULES) {
+        else if (!strcmp(word, "process") && event_count < MAX_RULES) {
+            /* An event of no type: sequence and data are process id and bytes. */
+            Event *e = &events[event_count++];
+            memset(e, 0, sizeof *e);
+            e->gi = e->ci = 0xffffffffu;
+            e->device = device_of(a);
+            sscanf(line, "%*s %*s %ld %llu %u %u", &e->seq, &e->data, &e->gi, &e->ci);
+        } else if (!strcmp(word, "event") && event_count < MAX_RULES) {
             Event *e = &events[event_count++];
             char where[64];
             memset(e, 0, sizeof *e);

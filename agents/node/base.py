@@ -5,7 +5,7 @@ own, may block and may fail without costing any other part its series. What a pa
 one immutable value, and adds samples from the last good one only. Missing is left out, never 0. A
 counter that falls is exported as it is and counted as a reset.
 
-`@register` makes a collector known; a file in this folder is all it takes.
+`@register` makes a collector known; a file in `collectors/` is all it takes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
 
+from tailwatch.agents.node.fabric_load import FabricLoad
 from tailwatch.exposition import Snapshot
 
-HOLDS_DEVICES = frozenset({"efa", "infiniband", "gpu", "nvlink", "xid"})
+HOLDS_DEVICES = frozenset({"efa", "infiniband", "gpu", "nvlink", "processes", "xid"})
 """Sources that `pause` makes let go of their handles; the others go on."""
 
 
 class NodeConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """What the node agent was told; each flag is one field.
+    """What the node agent was told; each flag is one field, and `load` is what sources share.
 
     Attributes:
         node: name of this node, the label on every sample.
@@ -37,6 +38,8 @@ class NodeConfig(msgspec.Struct, kw_only=True, frozen=True):
         canary_peers: `name=host:port` of other nodes' canaries.
         canary_listen: `host:port` the canary of this node answers on.
         line_overrides: a file of other severities and actions for kernel lines.
+        fabricmanager_log: the log of NVIDIA's fabric manager; None reads none.
+        load: what is known of the traffic of the node.
     """
 
     node: str
@@ -52,6 +55,8 @@ class NodeConfig(msgspec.Struct, kw_only=True, frozen=True):
     canary_peers: tuple[str, ...] = ()
     canary_listen: str | None = None
     line_overrides: Path | None = None
+    fabricmanager_log: Path | None = None
+    load: FabricLoad = msgspec.field(default_factory=FabricLoad)
 
 
 # A file that is missing for a while may come back lower; labels that come and go are forgotten.
@@ -92,6 +97,8 @@ class ResetWatch:
     def __init__(self) -> None:
         self.count = 0
         self._last: dict[str, float] = {}
+        self._names: tuple[str, ...] = ()
+        self._row: tuple[float, ...] = ()
 
     def see(self, counters: Mapping[str, float]) -> None:
         """Take the values of one read; several that fell in it are one reset."""
@@ -104,6 +111,16 @@ class ResetWatch:
         last.update(counters)
         if len(last) > 2 * len(counters) + _FORGET_ABOVE:
             self._last = dict(counters)
+
+    def see_row(self, names: tuple[str, ...], values: tuple[float, ...]) -> None:
+        """Do as `see`, which no longer serves; cheap as long as `names` is the same object."""
+        if names is self._names:
+            self.count += any(map(operator.lt, values, self._row))
+        else:
+            self._last.update(zip(self._names, self._row, strict=True))
+            self.see(dict(zip(names, values, strict=True)))
+            self._names = names
+        self._row = values
 
 
 class Part(Protocol):
