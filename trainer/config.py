@@ -20,6 +20,9 @@ class TrainerConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
     The task: a prompt is `digits_min` to `digits_max` digits and a separator, the answer the digits
     reversed and an end mark, the reward 1 for exactly that and 0 otherwise. Prompts of mixed
     length keep the reward rising for hundreds of iterations: short ones are solved first.
+    Of checkpoints the newest `checkpoint_keep` stay, and each whose step `checkpoint_keep_every`
+    divides, within the quotas of bytes and inodes. `checkpoint_async` lets training go on while
+    one is written; `checkpoint_memory` puts this machine's memory in front of the disk.
     With each checkpoint the policy is evaluated on `eval_prompts` prompts it never trains on.
     `leave_seconds` is how long an order to leave or to re-form may take: longer than an iteration
     with a checkpoint, shorter than the grace period of whoever evicts.
@@ -47,6 +50,11 @@ class TrainerConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
     clip_high: float = 0.28
     checkpoint_every: int = 40
     checkpoint_keep: int = 4
+    checkpoint_keep_every: int | None = None
+    checkpoint_max_bytes: int | None = None
+    checkpoint_max_inodes: int | None = None
+    checkpoint_async: bool = False
+    checkpoint_memory: bool = False
     eval_prompts: int = 128
     warmup_steps: int = 5
     max_steps: int = 100_000
@@ -83,6 +91,8 @@ class TrainerConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, fr
             need(0 < getattr(self, field) < 1, field, "above 0 and below 1")
         need(self.checkpoint_every >= 1, "checkpoint_every", "at least 1 step")
         need(self.checkpoint_keep >= 2, "checkpoint_keep", "at least 2: one to fall back to")
+        for field in ("checkpoint_keep_every", "checkpoint_max_bytes", "checkpoint_max_inodes"):
+            need((getattr(self, field) or 1) >= 1, field, "at least 1, or none")
         need(self.max_steps >= 1, "max_steps", "at least 1")
         if world_size is not None:
             for field in ("experts", "prompts", "sft_sequences", "eval_prompts"):

@@ -201,10 +201,12 @@ class Trainer:
         eval_reward = None
         if last and due:
             with recorder.phase("checkpoint"):
-                self._save()
+                # Whoever gave an order, or ends the run, is answered when the step is safe.
+                self._save(wait=bool(new) or state.step >= self.config.max_steps)
             if not sft:
                 with recorder.phase("eval"):
                     eval_reward = self._evaluate()
+        self._poll()
         experts = [moe.expert_tokens for moe in self.model.moe_layers()]
         recorder.end_step(
             tokens=int(lengths.sum()),
@@ -235,7 +237,7 @@ class Trainer:
             dist.all_reduce(right)
         return float(right) / self.config.eval_prompts
 
-    def _save(self) -> None:
+    def _save(self, *, wait: bool) -> None:
         """Save; a failure is told and costs a checkpoint, not the job."""
         try:
             self.checkpoints.save(
@@ -244,9 +246,21 @@ class Trainer:
                 iteration=self.state.iteration,
                 attempt=self.attempt,
                 extra={"world_size": self.world_size},
+                wait=wait or not self.config.checkpoint_async,
             )
         except SaveError as error:
-            self.emit("failure", self.state.step, {"checkpoint": str(error)[:512]})
+            self._tell_failure(error)
+
+    def _poll(self) -> None:
+        """Tell what became of a save in the background."""
+        try:
+            self.checkpoints.poll()
+        except SaveError as error:
+            self._tell_failure(error)
+
+    def _tell_failure(self, error: SaveError) -> None:
+        detail = {"checkpoint": str(error)[:512], "reason": error.reason}
+        self.emit("failure", self.state.step, detail)
 
     def _end(self, ending: list[Order]) -> Outcome | None:
         if not ending:

@@ -49,6 +49,8 @@ class JobMetrics:
         snapshot.add("tailwatch_job_steps_over_baseline_total", state.over, **labels)
         snapshot.add("tailwatch_job_restarts_total", state.restarts, **labels)
         snapshot.add("tailwatch_checkpoint_refused_total", state.refused, **labels)
+        state.checkpoints.add(snapshot, labels)
+        state.resumed.add(snapshot, labels)
         for phase, seconds in state.phases.items():
             snapshot.add("tailwatch_job_phase_seconds_total", seconds, **labels, phase=phase)
         # Ranks that have gone are left out: their standing counters would pull medians to zero.

@@ -18,6 +18,8 @@ import msgspec
 
 from tailwatch.agents.job.assemble import CompleteStep
 from tailwatch.agents.job.baseline import Baseline, BaselineSearch
+from tailwatch.agents.job.checkpoints import Checkpoints
+from tailwatch.agents.job.restarts import Restarts
 from tailwatch.agents.service import log
 from tailwatch.catalogue import STEP_SECONDS_BOUNDS
 from tailwatch.errors import UsageError
@@ -82,6 +84,8 @@ class JobState(msgspec.Struct, kw_only=True):
     present: set[tuple[str, int]] = set()
     phases: dict[str, float] = {}
     refused: int = 0
+    checkpoints: Checkpoints = msgspec.field(default_factory=Checkpoints)
+    resumed: Restarts = msgspec.field(default_factory=Restarts)
     events_seen: set[tuple[int, str, int | None]] = set()
     verified_step: int | None = None
     verified_ns: int | None = None
@@ -173,6 +177,8 @@ class JobState(msgspec.Struct, kw_only=True):
 
     def take_event(self, event: Event) -> None:
         """Take one event; the same one told by several ranks counts once."""
+        self.checkpoints.take(event)
+        self.resumed.take(event)
         key = (event.attempt, event.kind, event.step)
         if event.kind == "checkpoint_refused" and key not in self.events_seen:
             self.events_seen.add(key)

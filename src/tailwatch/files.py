@@ -6,32 +6,9 @@ Cost: one fsync of the file and one of its directory for `write_durably`, one fo
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
-
-from tailwatch.errors import UsageError
-
-
-@contextlib.contextmanager
-def hold(path: Path, what: str) -> Iterator[None]:
-    """Hold a directory for this process alone; raise UsageError when another one has it.
-
-    The hold ends with the process, however it ends.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise UsageError(f"this {what} is in use by another process", source=path) from None
-    try:
-        yield
-    finally:
-        os.close(fd)
 
 
 def fsync_directory(path: Path) -> None:

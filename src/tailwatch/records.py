@@ -47,6 +47,7 @@ EventKind = Literal[
     "start",
     "restart",
     "restore",
+    "resumed",
     "checkpoint_staged",
     "checkpoint_written",
     "checkpoint_committed",

@@ -2,7 +2,8 @@
 
 Contract: `RunDirectory.create` never reuses a directory that holds anything. Several processes
 append to `events.jsonl`, one whole line at a time. Who may start from nothing is decided by
-`has_committed`: a run that ever committed a checkpoint does so only when told explicitly.
+`has_committed`: a run that ever committed a checkpoint does so only when told explicitly. It is
+remembered in a file of its own, outside `checkpoints/`, so that losing those does not lose it.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class RunDirectory:
         self.events = root / "events.jsonl"
         self.orders = root / "orders"
         self.checkpoints = root / "checkpoints"
+        self.committed = root / "committed.json"
+        self.holder = root / ".checkpoints-holder"
         self.evidence = root / "evidence"
         self.report = root / "report"
         self.logs = root / "logs"
@@ -112,6 +115,11 @@ class RunDirectory:
                 found.append(msgspec.json.decode(data, type=Attempt))
         return found
 
+    def mark_committed(self, step: int) -> None:
+        """Remember, durably and for good, that a checkpoint was committed; once is enough."""
+        if not self.committed.exists():
+            write_durably(self.committed, msgspec.json.encode({"first_committed_step": step}))
+
     def has_committed(self) -> bool:
         """Whether this run ever committed a checkpoint, whatever became of it."""
-        return any(e.kind == "checkpoint_committed" for e in self.read_events())
+        return self.committed.exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import subprocess
 import sys
@@ -16,14 +15,12 @@ import pytest
 from support.episodes import FIXTURES, record, recorded_logs, recorded_table
 from tailwatch.analysis import canary
 from tailwatch.analysis.canary import EXPECTED, run_canary
-from tailwatch.analysis.diagnosis import Diagnosis, Worker
-from tailwatch.analysis.export import export_diagnosis
-from tailwatch.analysis.selfcheck import NEEDS, check_detectors, export_detectors
+from tailwatch.analysis.diagnosis import Diagnosis
+from tailwatch.analysis.selfcheck import NEEDS, check_detectors
 from tailwatch.analysis.source import diagnose_path
 from tailwatch.analysis.steptable import step_tables
 from tailwatch.cli import main
 from tailwatch.errors import UsageError
-from tailwatch.exposition import Snapshot
 from tailwatch.records import StepRecord, encode
 from tailwatch.steplog import frame
 
@@ -218,20 +215,3 @@ def test_blind_detectors_are_not_ok() -> None:
     blind = msgspec.structs.replace(table, duration=duration)
     states = {entry.detector: entry.state for entry in check_detectors(blind, 0.0)}
     assert states["p99"] == "not_a_number"
-
-
-def test_diagnosis_and_detectors_are_exported() -> None:
-    """Exactly one verdict and one state a detector is 1, and unknown values are absent."""
-    snapshot = Snapshot()
-    worker = Worker(rank=3, dp_rank=3, stage=0, node="n1", phase="dense", ratio=1.5)
-    found = Diagnosis(verdict="worker", slowdown=1.2, workers=[worker])
-    export_diagnosis(snapshot, found, run="r", workload="w")
-    export_detectors(snapshot, check_detectors(None, math.inf), run="r", workload="w")
-    lines = snapshot.render().decode().splitlines()
-    active = [line for line in lines if line.endswith(" 1") and "_verdict{" in line]
-    assert len(active) == 1
-    assert 'verdict="worker"' in active[0]
-    states = [line for line in lines if line.endswith(" 1") and "_state{" in line]
-    assert len(states) == len(NEEDS)
-    assert not any("confidence_ratio{" in line for line in lines)
-    assert any('rank="3"' in line and line.endswith(" 1.5") for line in lines)

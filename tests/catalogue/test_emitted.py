@@ -12,7 +12,7 @@ from support.agents import job_agent, node_agent
 from support.procs import eventually
 from support.ranks import append_steps, event, ring
 from tailwatch.alerts.rules import rules
-from tailwatch.catalogue import CATALOGUE, job, metric_of_sample, node
+from tailwatch.catalogue import CATALOGUE, checkpoint, job, metric_of_sample, node
 from tailwatch.records import encode
 from tailwatch.ring import MarkCode
 from tailwatch.statistics import N_EFF_FOR_P99
@@ -20,6 +20,14 @@ from tailwatch.tools import find_tool
 
 # Shown by sources that fail, or that hand on counters of a device.
 FAULTS = {"tailwatch_source_errors_total", "tailwatch_source_resets_total"}
+SAVED = {
+    "bytes": 1000,
+    "phases": {"write": 0.5},
+    "free_bytes": 10**9,
+    "free_inodes": 10**6,
+    "quarantined": 0,
+    "saves_until_full": 12,
+}
 
 
 def expositions(root: Path) -> list[bytes]:
@@ -29,7 +37,7 @@ def expositions(root: Path) -> list[bytes]:
             writer = ring(root / "rings", rank, world_size=2, record_slots=1024)
             writer.mark(MarkCode.STEP)
             for kind in ("checkpoint_verified", "checkpoint_refused"):
-                writer.append(encode(event(kind, step=1, rank=rank)))
+                writer.append(encode(event(kind, step=1, rank=rank, detail=SAVED)))
             append_steps(writer, rank, 1, N_EFF_FOR_P99 + 40, world_size=2)
         assert eventually(
             lambda: node.value("tailwatch_node_records_total") == 2 * (N_EFF_FOR_P99 + 42)
@@ -60,7 +68,7 @@ def test_expositions_and_catalogue_agree(tmp_path: Path) -> None:
                 assert family.documentation == described.help
                 emitted.add(described.name)
     # The sources of devices have recordings and tests of their own.
-    areas = {described.name for area in (job, node) for described in area.METRICS}
+    areas = {described.name for area in (job, checkpoint, node) for described in area.METRICS}
     assert emitted == areas - FAULTS
     assert emitted <= set(CATALOGUE)
 

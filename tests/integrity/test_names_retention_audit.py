@@ -11,6 +11,7 @@ from support.checkpoints import flip, write_plain
 from tailwatch.errors import UsageError
 from tailwatch.integrity import (
     EXIT_CODES,
+    Policy,
     audit,
     candidates,
     commit,
@@ -109,9 +110,9 @@ def test_retention_keeps_the_newest_few(tmp_path: Path) -> None:
     """The newest ones stay, older ones go, quarantined ones are not touched."""
     checkpoints(tmp_path, [1, 2, 3, 4])
     quarantine(tmp_path / "step-00000002", "zeros")
-    assert retain(tmp_path, 2, verified_step=4) == ["step-00000001"]
+    assert retain(tmp_path, Policy(keep_last=2), verified_step=4) == ["step-00000001"]
     assert names(tmp_path) == ["step-00000002.bad-zeros", "step-00000003", "step-00000004"]
-    assert retain(tmp_path, 2, verified_step=4) == []
+    assert retain(tmp_path, Policy(keep_last=2), verified_step=4) == []
 
 
 def test_retention_never_deletes_the_last_good_one(tmp_path: Path) -> None:
@@ -119,17 +120,17 @@ def test_retention_never_deletes_the_last_good_one(tmp_path: Path) -> None:
     checkpoints(tmp_path, [1, 2, 3, 4, 5])
     for step in (3, 4, 5):
         flip(tmp_path / step_name(step) / "a", 10)
-    assert retain(tmp_path, 1) == ["step-00000001"]
+    assert retain(tmp_path, Policy(keep_last=1)) == ["step-00000001"]
     assert "step-00000002" in names(tmp_path)
     flip(tmp_path / "step-00000002" / "a", 10)
-    assert retain(tmp_path, 1) == []
+    assert retain(tmp_path, Policy(keep_last=1)) == []
 
 
 def test_retention_does_not_count_what_is_broken(tmp_path: Path) -> None:
     """A checkpoint without its manifest takes no place among those kept, and is not deleted."""
     checkpoints(tmp_path, [1, 2, 3])
     (tmp_path / "step-00000002" / "MANIFEST.json").unlink()
-    assert retain(tmp_path, 2, verified_step=3) == []
+    assert retain(tmp_path, Policy(keep_last=2), verified_step=3) == []
     assert names(tmp_path) == ["step-00000001", "step-00000002", "step-00000003"]
 
 
@@ -174,8 +175,8 @@ def test_audit_of_what_is_not_ours(tmp_path: Path) -> None:
     assert audit(tmp_path / "checkpoints").verdict == "empty"
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    (foreign / "model.safetensors").write_bytes(b"x")
-    for path in (foreign, foreign / "model.safetensors"):
+    (foreign / "notes.bin").write_bytes(b"x")
+    for path in (foreign, foreign / "notes.bin"):
         result = audit(path)
         assert (result.verdict, EXIT_CODES[result.verdict]) == ("unverifiable", 3)
 

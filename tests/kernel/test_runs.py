@@ -92,10 +92,11 @@ def test_a_claim_not_yet_filled_in_is_left_out(tmp_path: Path) -> None:
 def test_a_run_that_ever_committed_knows_it(tmp_path: Path) -> None:
     """Whether a run committed does not depend on what lies in its checkpoints now."""
     run = RunDirectory(tmp_path)
-    run.append_event(event(1, "checkpoint_written"))
     assert not run.has_committed()
-    run.append_event(event(2, "checkpoint_committed"))
+    run.mark_committed(5)
+    run.mark_committed(9)
     assert run.has_committed()
+    assert run.committed.read_bytes() == b'{"first_committed_step":5}'
 
 
 def test_run_names_sort_by_time_and_do_not_repeat() -> None:

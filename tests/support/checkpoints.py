@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tailwatch.integrity import FileEntry, Manifest, digest, write_manifest
+from tailwatch.integrity import BLOCK_BYTES, FileEntry, Manifest, Policy, digest, write_manifest
 from tailwatch.runs import RunDirectory
 from tailwatch.trainer.checkpoint import CheckpointStore
 
@@ -73,13 +73,21 @@ def new_run(root: Path) -> RunDirectory:
     return RunDirectory.create(root, {})
 
 
-def save_steps(run: RunDirectory, steps: list[int], rank: int = 0, world_size: int = 1) -> None:
+def save_steps(
+    run: RunDirectory,
+    steps: list[int],
+    rank: int = 0,
+    world_size: int = 1,
+    block_bytes: int = BLOCK_BYTES,
+) -> None:
     """Save the true state of some steps; collective when there are several ranks."""
-    store = CheckpointStore(run, keep=10, emit=Events())
+    policy = Policy(keep_last=10)
+    store = CheckpointStore(run, policy=policy, emit=Events(), block_bytes=block_bytes)
     for step in steps:
         store.save(
             state(step, rank, world_size), step=step, iteration=step // 2, attempt=1, extra={}
         )
+    store.close()
 
 
 def write_plain(

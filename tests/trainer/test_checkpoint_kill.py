@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from support.checkpoints import Events, blank, equal, new_run, on_ranks, save_steps, state
-from tailwatch.integrity import candidates, verify
+from tailwatch.integrity import Policy, candidates, verify
 from tailwatch.runs import RunDirectory
 from tailwatch.trainer.checkpoint import CheckpointStore
 
@@ -52,7 +52,7 @@ def _save_and_die(root: Path, number: int, after: bool) -> None:
 
 def save(run: RunDirectory, step: int, attempt: int = 1) -> None:
     """Save one step, keeping two."""
-    CheckpointStore(run, keep=2, emit=Events()).save(
+    CheckpointStore(run, policy=Policy(keep_last=2), emit=Events()).save(
         state(step), step=step, iteration=0, attempt=attempt, extra={}
     )
 
@@ -100,7 +100,7 @@ def test_killed_at_any_call_a_save_is_all_or_nothing(tmp_path: Path, after: bool
 
 def _save_for_ever(rank: int, world_size: int, root: Path, victim: int, seed: int) -> None:
     run = RunDirectory(root)
-    store = CheckpointStore(run, keep=3, emit=Events())
+    store = CheckpointStore(run, policy=Policy(keep_last=3), emit=Events())
     if rank == victim:
         # Dies in the middle of whatever it is doing then.
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))

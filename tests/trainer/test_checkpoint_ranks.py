@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +23,12 @@ from support.checkpoints import (
     save_steps,
     state,
 )
-from tailwatch.integrity import read_manifest
+from tailwatch.integrity import read_manifest, storage_of
 from tailwatch.runs import RunDirectory
 from tailwatch.trainer.checkpoint import (
     CheckpointError,
     CheckpointStore,
     NothingToRestore,
-    RankError,
     SaveError,
     SplitViewError,
 )
@@ -45,7 +48,8 @@ def _load(rank: int, world_size: int, roots: list[Path]) -> dict[str, Any]:
     """Load on one rank; return what it got, and whether it is the truth for that step."""
     events = Events()
     target = blank(state(0, rank, world_size))
-    restored = CheckpointStore(RunDirectory(roots[rank % len(roots)]), emit=events).load(target)
+    run = RunDirectory(roots[rank % len(roots)])
+    restored = CheckpointStore(run, emit=events, view_seconds=1.0).load(target)
     assert restored is not None
     return {
         "step": restored.step,
@@ -162,4 +166,94 @@ def test_an_unwritable_place_is_an_error_on_all_ranks(run: RunDirectory) -> None
     run.checkpoints.rmdir()
     run.checkpoints.write_text("in the way")
     results = on_ranks(2, _save_without_room, run.root)
-    assert [type(r) for r in results] == [RankError] * 2
+    assert [type(r) for r in results] == [SaveError] * 2
+    assert str(results[0]) == str(results[1])
+
+
+@pytest.mark.parametrize("blind", [0, 1])
+def test_a_rank_that_sees_another_listing_stops_all(
+    run: RunDirectory, tmp_path: Path, blind: int
+) -> None:
+    """When one rank does not see the newest step, whichever it is, no rank loads anything."""
+    on_ranks(2, _save, run.root, [10, 20])
+    other = RunDirectory(tmp_path / "other" / "run-a")
+    shutil.copytree(run.root, other.root)
+    shutil.rmtree(other.checkpoints / "step-00000020")
+    roots = [other.root, run.root] if blind == 0 else [run.root, other.root]
+    results = on_ranks(2, _load, roots)
+    assert [type(r) for r in results] == [SplitViewError] * 2
+    for result in results:
+        assert f"rank {blind} does not see step-00000020" in str(result)
+    assert len(list(run.checkpoints.iterdir())) == 2
+
+
+def _load_late(rank: int, world_size: int, roots: list[Path]) -> dict[str, Any]:
+    """Load on one rank, while the newest step appears a little later for rank 1."""
+    if rank == 1:
+        hidden = roots[1] / "hidden"
+        threading.Timer(
+            0.5, lambda: hidden.rename(roots[1] / "checkpoints" / "step-00000020")
+        ).start()
+    return _load(rank, world_size, roots)
+
+
+def test_a_rank_that_sees_a_step_late_is_waited_for(run: RunDirectory, tmp_path: Path) -> None:
+    """A listing that lags, as on NFS, costs the lag and neither a step nor the job."""
+    on_ranks(2, _save, run.root, [10, 20])
+    other = RunDirectory(tmp_path / "other" / "run-a")
+    shutil.copytree(run.root, other.root)
+    (other.checkpoints / "step-00000020").rename(other.root / "hidden")
+    results = on_ranks(2, _load_late, [run.root, other.root])
+    assert [(r["step"], r["true"]) for r in results] == [(20, True)] * 2
+
+
+FIRST_JOB = """
+import sys, time
+from pathlib import Path
+from tailwatch.holding import Hold
+from tailwatch.runs import RunDirectory
+run = RunDirectory(Path(sys.argv[1]))
+taken = Hold.take(run.holder, "run", run.name)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def _load_second(rank: int, world_size: int, root: Path) -> int:
+    store = CheckpointStore(RunDirectory(root), emit=Events(), predecessor_seconds=0.2)
+    restored = store.load(blank(state(0, rank, world_size)))
+    assert restored is not None
+    return restored.step
+
+
+def test_the_second_job_on_a_run_is_refused_by_the_name_of_the_first(run: RunDirectory) -> None:
+    """While one job uses a run, all ranks of another are told its run, pid and host."""
+    save_steps(run, [1])
+    first = subprocess.Popen(
+        [sys.executable, "-c", FIRST_JOB, run.root], stdout=subprocess.PIPE, text=True
+    )
+    assert first.stdout is not None
+    assert first.stdout.readline() == "held\n"
+    results = on_ranks(2, _load_second, run.root)
+    first.kill()
+    first.wait()
+    first.stdout.close()
+    who = f"in use by run run-a, pid {first.pid} on {socket.gethostname()}"
+    assert [who in str(result) for result in results] == [True, True]
+    assert isinstance(results[1], CheckpointError)
+    assert on_ranks(2, _load_second, run.root) == [1, 1]
+
+
+def test_an_object_store_is_refused(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a rename cannot be atomic nothing is saved or loaded; elsewhere a warning will do."""
+    mounts = run.root / "mountinfo"
+    mounts.write_text("30 1 0:30 / / rw - fuse mountpoint-s3 rw\n")
+    real = storage_of
+    monkeypatch.setattr(
+        "tailwatch.trainer.checkpoint.store.storage_of", lambda path: real(path, mounts)
+    )
+    with pytest.raises(CheckpointError, match="object store behind FUSE"):
+        save_steps(run, [1])
+    mounts.write_text("30 1 0:30 / / rw - nfs4 server:/ rw,soft\n")
+    with pytest.warns(RuntimeWarning, match="mounted soft"):
+        save_steps(run, [1])

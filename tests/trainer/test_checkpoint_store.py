@@ -24,7 +24,7 @@ from support.checkpoints import (
     save_steps,
     state,
 )
-from tailwatch.integrity import BLOCK_BYTES, FileEntry, block_digest, read_manifest, verify
+from tailwatch.integrity import BLOCK_BYTES, FileEntry, Policy, block_digest, read_manifest, verify
 from tailwatch.records import MAX_RECORD_BYTES, Event, encode
 from tailwatch.runs import RunDirectory
 from tailwatch.trainer.checkpoint import (
@@ -108,7 +108,7 @@ def test_a_committed_step_is_never_written_again(run: RunDirectory) -> None:
 def test_leftovers_go_and_only_the_newest_stay(run: RunDirectory) -> None:
     """What an older attempt left half-written is removed, and `keep` checkpoints remain."""
     (run.checkpoints / "step-00000002.tmp-a0001").mkdir()
-    store = CheckpointStore(run, keep=2, emit=Events())
+    store = CheckpointStore(run, policy=Policy(keep_last=2), emit=Events())
     for step in (1, 2, 3, 4):
         store.save(state(step), step=step, iteration=0, attempt=2, extra={})
     assert names(run) == ["step-00000003", "step-00000004"]
@@ -189,16 +189,22 @@ def test_a_run_that_committed_never_starts_from_nothing_by_itself(run: RunDirect
     assert store.load(target, from_scratch=True) is None
 
 
-def test_the_events_of_a_run_outlive_its_checkpoints(run: RunDirectory) -> None:
-    """A run whose checkpoints directory was emptied is known from its events to have committed."""
-
-    def emit(kind: str, step: int, detail: dict[str, object], /) -> None:
-        run.append_event(
-            Event(run=run.name, attempt=1, time_ns=1, kind=kind, source="rank0")  # type: ignore[arg-type]
-        )
-
-    store = CheckpointStore(run, emit=emit)
+def test_that_a_run_committed_outlives_its_checkpoints(run: RunDirectory) -> None:
+    """A run whose checkpoints were all deleted is known to have committed, by a file of its own."""
+    store = CheckpointStore(run, emit=Events())
     store.save(state(3), step=3, iteration=1, attempt=1, extra={})
+    shutil.rmtree(run.checkpoints)
+    run.checkpoints.mkdir()
+    with pytest.raises(NothingToRestore):
+        store.load(state(1))
+
+
+def test_a_run_whose_mark_is_lost_gets_it_back(run: RunDirectory) -> None:
+    """A load that sees a committed checkpoint remembers it, so that it may be deleted later."""
+    save_steps(run, [3])
+    run.committed.unlink()
+    store = CheckpointStore(run, emit=Events())
+    store.load(state(1))
     shutil.rmtree(run.checkpoints / "step-00000003")
     with pytest.raises(NothingToRestore):
         store.load(state(1))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tailwatch.processes import find_by_token, wait_until
 from tailwatch.runs import RunDirectory
+from tailwatch.trainer.checkpoint import MemoryTier
 
 SMALL = {
     "layers": 1, "d_model": 32, "d_expert": 32, "heads": 2, "digits_max": 3, "prompts": 4,
@@ -18,7 +19,7 @@ SMALL = {
 }  # fmt: skip
 
 
-def _train(out: Path, *arguments: str, **settings: int) -> subprocess.Popen[str]:
+def _train(out: Path, *arguments: str, **settings: int | str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tailwatch", "train", "--out", str(out), *arguments]
     if "--resume" not in arguments:
         for field, value in (SMALL | settings).items():
@@ -46,6 +47,28 @@ def test_a_run_ends_after_its_last_step_with_a_checkpoint_of_it(tmp_path: Path) 
     assert status == 0, output
     assert _step(run) == 24
     assert run.read_events()[-1].kind == "finish"
+
+
+def test_a_run_may_save_in_the_background_and_through_memory(tmp_path: Path) -> None:
+    """Every step due is staged and verified, the last one too, and memory is left empty."""
+    process = _train(
+        tmp_path / "run", "--ranks", "1", max_steps=44,
+        checkpoint_async="true", checkpoint_memory="true",
+    )  # fmt: skip
+    status, output = _finish(process)
+    run = RunDirectory(tmp_path / "run")
+    assert status == 0, output
+    events = run.read_events()
+    steps = {
+        kind: [e.step for e in events if e.kind == f"checkpoint_{kind}"]
+        for kind in ("staged", "written", "committed", "verified")
+    }
+    assert steps["verified"] == steps["committed"] == steps["written"]
+    assert steps["verified"][-1] == 44
+    assert steps["staged"] == steps["verified"][:-1]
+    assert len(steps["staged"]) >= 3
+    assert [e.detail for e in events if e.kind == "failure"] == []
+    assert not MemoryTier(run).checkpoints.exists()
 
 
 def test_an_interrupted_run_resumes_where_it_was(tmp_path: Path) -> None:

@@ -12,12 +12,15 @@ from tailwatch.trainer.checkpoint.errors import (
     SplitViewError,
 )
 from tailwatch.trainer.checkpoint.examine import Refusal
-from tailwatch.trainer.checkpoint.store import CheckpointStore, Emit, Restored
+from tailwatch.trainer.checkpoint.loading import Restored
+from tailwatch.trainer.checkpoint.memory import MemoryTier
+from tailwatch.trainer.checkpoint.store import CheckpointStore, Emit
 
 __all__ = [
     "CheckpointError",
     "CheckpointStore",
     "Emit",
+    "MemoryTier",
     "NothingToRestore",
     "RankError",
     "Refusal",

@@ -1,16 +1,19 @@
 """Saving and restoring a training job: verified, durable, and the same decision on every rank.
 
-Contract: `save` and `load` are collective over the default process group (all ranks call them in
-the same order), and raise on all ranks or on none. State is a flat dict of tensors by name. A
-tensor has one name in the whole job: an expert's tensors are named by its global number and lie
-on the rank that owns it; everything else is replicated and written once. So any number of ranks
-can load what any other number saved.
+Contract: `save` and `load` are collective over all ranks of the job (which call them in the same
+order), and raise on all ranks or on none. State is a flat dict of tensors by name. A tensor has
+one name in the whole job: an expert's tensors are named by its global number and lie on the rank
+that owns it; everything else is replicated and written once. So any number of ranks can load what
+any other number saved.
 
-After `save` returned, the step is on the disk, has been read back and survives a power cut. A
-committed step is never written again. Events on rank 0, in this order: `checkpoint_written`
-(all files durable under a temporary name), `checkpoint_committed`, `checkpoint_verified`, each
-with the seconds since the save began. (`checkpoint_staged` belongs to saves that let the trainer
-go on meanwhile.)
+After `save` returned, the step is on the disk, has been read back and survives a power cut. With
+`wait=False` it returns once the state is copied to host memory, and the rest happens beside the
+training: one such save at a time, the next call waits for it. A committed step is never written
+again. Events on rank 0, in this order: `checkpoint_staged` (only where the trainer goes on
+meanwhile), `checkpoint_written` (all files durable under a temporary name), `checkpoint_committed`,
+`checkpoint_verified`, each with the seconds since the save began and the seconds of each phase so
+far. Those of a save in the background come with the next `poll`, in the thread that trains, and so
+does its failure.
 
 `load` tries committed checkpoints from the newest to the oldest. Before any tensor is touched all
 ranks verify their share of the files; on any damage rank 0 looks itself, quarantines the directory
@@ -18,51 +21,39 @@ and all go on to the one before. Nothing valid left in a run that ever committed
 job never silently starts again from nothing.
 
 Cost: for 4 MB on 4 ranks of two cores a save takes tens of milliseconds, most of it planning in
-DCP and fsyncs.
+DCP and fsyncs. In the background it holds a second copy of the state in host memory.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
+import errno
+import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Protocol
+from collections import deque
+from typing import Any, Literal, Protocol
 
-import msgspec
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
-
-from tailwatch.integrity import (
-    Candidate,
-    FileEntry,
-    Manifest,
-    candidates,
-    commit,
-    parse_name,
-    quarantine,
-    remove_leftovers,
-    retain,
-    step_name,
-    temporary_name,
-    verify,
-)
+from tailwatch.holding import Hold
+from tailwatch.integrity import BLOCK_BYTES, Policy, storage_of
 from tailwatch.records import EventKind
 from tailwatch.runs import RunDirectory
-from tailwatch.trainer.checkpoint.errors import (
-    CheckpointError,
-    NothingToRestore,
-    SaveError,
-)
-from tailwatch.trainer.checkpoint.examine import Refusal, State, agree, look
+from tailwatch.trainer.checkpoint.errors import CheckpointError, SaveError
+from tailwatch.trainer.checkpoint.examine import VIEW_SECONDS, State
+from tailwatch.trainer.checkpoint.loading import Loader, Restored
+from tailwatch.trainer.checkpoint.memory import MemoryTier
 from tailwatch.trainer.checkpoint.ranks import Ranks
-from tailwatch.trainer.checkpoint.reader import CheckedReader
-from tailwatch.trainer.checkpoint.writer import OwnershipPlanner, SealingWriter
+from tailwatch.trainer.checkpoint.saving import Saver, SaveRequest, Settings
+from tailwatch.trainer.checkpoint.staging import Stage
+
+# A rank 0 that was killed is gone by then, one on another host has lost its lock.
+PREDECESSOR_SECONDS = 15.0
+
+Progress = Literal["idle", "staged", "written", "committed", "verified", "failed"]
+_PROGRESS: dict[EventKind, Progress] = {
+    "checkpoint_written": "written",
+    "checkpoint_committed": "committed",
+    "checkpoint_verified": "verified",
+}
 
 
 class Emit(Protocol):
@@ -71,212 +62,178 @@ class Emit(Protocol):
     def __call__(self, kind: EventKind, step: int, detail: dict[str, Any], /) -> None: ...
 
 
-class Restored(msgspec.Struct, kw_only=True):
-    """What was loaded: `extra` is what `save` was given, `refused` newest first."""
-
-    step: int
-    iteration: int
-    attempt: int
-    checkpoint: str
-    extra: dict[str, Any]
-    refused: list[Refusal]
-
-
 class CheckpointStore:
     """The checkpoints of one run.
 
     Args:
         run: the run directory; all ranks must see the same `checkpoints/` in it.
-        keep: how many checkpoints to leave on the disk, at least 1; the newest verified one stays.
-        emit: takes events, on rank 0 only.
+        emit: takes events, on rank 0 only, in the thread that calls this store.
+        policy: which checkpoints to leave on the disk; the newest verified one always stays.
+        mesh: sizes of the dimensions of parallelism by name, for the manifest.
+        memory: a tier in this machine's memory, in front of the disk.
+        block_bytes: how much of a file one digest is for.
+        view_seconds: how long to wait for a rank whose host shows it an older listing.
+
+    `progress` says how far the save that is going on, or the last one, has come.
     """
 
-    def __init__(self, run: RunDirectory, *, keep: int = 4, emit: Emit) -> None:
-        if keep < 1:
-            raise ValueError(f"keep is {keep}, expected at least 1")
+    def __init__(
+        self,
+        run: RunDirectory,
+        *,
+        emit: Emit,
+        policy: Policy | None = None,
+        mesh: dict[str, int] | None = None,
+        memory: MemoryTier | None = None,
+        block_bytes: int = BLOCK_BYTES,
+        view_seconds: float = VIEW_SECONDS,
+        predecessor_seconds: float = PREDECESSOR_SECONDS,
+    ) -> None:
         self._run = run
-        self._keep = keep
         self._emit = emit
+        self._memory = memory
+        self._predecessor_seconds = predecessor_seconds
+        settings = Settings(
+            policy=policy or Policy(),
+            mesh=mesh or {},
+            block_bytes=block_bytes,
+            view_seconds=view_seconds,
+        )
+        self._saver = Saver(run, settings, memory, self._tell)
+        self._loader = Loader(run, view_seconds, memory, self._tell)
+        self._stage = Stage()
+        self._ranks: Ranks | None = None
+        self._hold: Hold | None = None
+        self._thread: threading.Thread | None = None
+        self._untold: deque[tuple[EventKind, int, dict[str, Any]]] = deque()
+        self._failures: deque[SaveError] = deque()
+        self.progress: Progress = "idle"
 
     def save(
-        self, state: State, *, step: int, iteration: int, attempt: int, extra: dict[str, Any]
+        self,
+        state: State,
+        *,
+        step: int,
+        iteration: int,
+        attempt: int,
+        extra: dict[str, Any],
+        wait: bool = True,
     ) -> None:
         """Write, commit and verify the checkpoint of `step`; a valid one is left as it is.
 
-        `extra` must be JSON and is taken from rank 0. Raises SaveError or RankError.
+        `extra` must be JSON and is taken from rank 0. Without `wait` the work goes on in the
+        background. Raises SaveError for this save; that of one before comes with the next `poll`.
         """
-        ranks = Ranks()
+        self._join()
         started = time.monotonic()
-        final = self._run.checkpoints / step_name(step)
-        temporary = self._run.checkpoints / temporary_name(step, attempt)
-        if not ranks.decide(lambda: self._make_room(final, attempt)):
-            return
-
-        def seal(save_id: str, files: dict[str, FileEntry], tensors: dict[str, list[int]]) -> None:
-            manifest = Manifest(
-                run=self._run.name,
-                attempt=attempt,
-                step=step,
-                iteration=iteration,
-                world_size=ranks.size,
-                save_id=save_id,
-                files=files,
-                tensors=tensors,
-                extra=extra,
-            )
-            detail = {"checkpoint": final.name, "bytes": manifest.total_bytes}
-            self._emit("checkpoint_written", step, detail | _seconds(started))
-            commit(temporary, manifest)
-            self._emit("checkpoint_committed", step, detail | _seconds(started))
-
-        def conclude() -> None:
-            detail = {"checkpoint": final.name, "bytes": sum(s.bytes_read for s in sights)}
-            self._emit("checkpoint_verified", step, detail | _seconds(started))
-            try:
-                retain(self._run.checkpoints, self._keep, verified_step=step)
-            except OSError as error:
-                # What could not be deleted costs space, not the checkpoint that was just made.
-                self._emit("failure", step, {"retention": str(error)})
-
-        try:
-            with _quiet_when_alone(ranks):
-                dcp_save(
-                    dict(state),
-                    storage_writer=SealingWriter(temporary, seal),
-                    planner=OwnershipPlanner(flatten_state_dict=False),
-                    no_dist=ranks.alone,
-                )
-        except CheckpointException as error:
-            if ranks.rank == 0:
-                shutil.rmtree(temporary, ignore_errors=True)
-            raise SaveError(
-                f"step {step}: {_first_failure(error)} ({_free(final.parent)})"
-            ) from error
-        sights, _ = look(ranks, self._run.name, final, {})
-        refusal = agree(
-            ranks,
-            self._run.name,
-            Candidate(name=final.name, path=final, step=step, state="committed"),
-            sights,
+        ranks = self._begin()
+        request = SaveRequest(
+            step=step, iteration=iteration, attempt=attempt, extra=extra, started=started
         )
-        if refusal is not None:
-            ranks.decide(lambda: self._emit_refused([refusal], None))
-            raise SaveError(
-                f"step {step} does not read back as it was written: {refusal.reason};"
-                f" kept as {refusal.quarantined_as}"
-            )
-        ranks.decide(conclude)
+        if wait:
+            try:
+                self._saver.save(ranks, state, request, 0.0)
+            except BaseException:
+                self.progress = "failed"
+                raise
+            return
+        staged = self._stage.take(state)
+        seconds = time.monotonic() - started
+        self.progress = "staged"
+        if ranks.rank == 0:
+            size = sum(tensor.numel() * tensor.element_size() for tensor in staged.values())
+            detail = {"bytes": size, "seconds": seconds, "phases": {"stage": seconds}}
+            self._emit("checkpoint_staged", step, detail)
+        self._thread = threading.Thread(
+            target=self._work,
+            args=(ranks, staged, request, seconds),
+            name="checkpoint",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def poll(self) -> None:
+        """Tell what a save in the background has done; raise its SaveError once it has failed."""
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread = None
+        self._tell_all()
+        if self._thread is None and self._failures:
+            raise self._failures.popleft()
+
+    def wait(self) -> None:
+        """Wait for a save in the background, then do as `poll`."""
+        self._join()
+        self.poll()
+
+    def _join(self) -> None:
+        # Not every rank need have polled: raising here would part them before a collective.
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        while self._untold:
+            self._emit(*self._untold.popleft())
 
     def load(self, state: State, *, from_scratch: bool = False) -> Restored | None:
         """Restore the newest valid checkpoint into `state`, in place; None if there never was one.
 
         Raises NothingToRestore when the run has committed before and nothing valid is left, unless
-        `from_scratch`; CheckpointError when the checkpoint does not fit `state`; SplitViewError
-        when ranks do not see the same files. `state` is untouched then.
+        `from_scratch`; CheckpointError when the checkpoint does not fit `state`, or another job
+        uses this run; SplitViewError when ranks do not see the same files. `state` is untouched
+        then.
         """
-        ranks = Ranks()
-        started = time.monotonic()
-        names, ever = ranks.decide(self._list)
-        refused: list[Refusal] = []
-        for candidate in filter(None, (parse_name(self._run.checkpoints / n) for n in names)):
-            sights, manifest = look(ranks, self._run.name, candidate.path, state)
-            refusal = agree(ranks, self._run.name, candidate, sights)
-            if refusal is not None:
-                refused.append(refusal)
-                continue
-            misfits = sorted({text for sight in sights for text in sight.misfits})
-            if misfits:
-                raise CheckpointError(
-                    f"{candidate.name} does not fit the model in {len(misfits)} places,"
-                    f" first: {misfits[0]}"
-                )
-            assert manifest is not None
-            return self._restore(ranks, candidate, manifest, state, refused, started)
-        ranks.decide(lambda: self._emit_refused(refused, 0 if from_scratch else None))
-        if ever and not from_scratch:
-            raise NothingToRestore(
-                f"{self._run.checkpoints}: this run has committed checkpoints, and none of them"
-                f" is valid any more ({len(refused)} refused now); it starts again from nothing"
-                " only when told to"
-            )
-        return None
+        self._join()
+        return self._loader.load(self._begin(), state, from_scratch=from_scratch)
 
-    def _make_room(self, final: Path, attempt: int) -> bool:
-        """Clear the way for a step, on rank 0; return whether it is to be written at all."""
-        remove_leftovers(self._run.checkpoints, attempt)
-        if not final.exists():
-            return True
-        finding = verify(final, run=self._run.name)
-        if finding.problems:
-            quarantine(final, finding.problems[0].fault)
-        return bool(finding.problems)
-
-    def _list(self) -> tuple[list[str], bool]:
-        """Return the names of committed checkpoints, and whether there ever was one, on rank 0."""
-        every = candidates(self._run.checkpoints)
-        ever = any(c.state != "temporary" for c in every) or self._run.has_committed()
-        return [c.name for c in every if c.state == "committed"], ever
-
-    def _restore(
-        self,
-        ranks: Ranks,
-        candidate: Candidate,
-        manifest: Manifest,
-        state: State,
-        refused: list[Refusal],
-        started: float,
-    ) -> Restored:
+    def close(self) -> None:
+        """Wait for a save in the background, let go of the run and of the memory tier's room."""
         try:
-            with _quiet_when_alone(ranks):
-                dcp_load(
-                    state,
-                    storage_reader=CheckedReader(candidate.path, manifest),
-                    planner=DefaultLoadPlanner(flatten_state_dict=False),
-                    no_dist=ranks.alone,
-                )
-        except CheckpointException as error:
-            raise CheckpointError(f"{candidate.path}: {_first_failure(error)}") from error
+            self.wait()
+        finally:
+            if self._memory is not None and (self._ranks is None or self._ranks.rank == 0):
+                self._memory.remove()
+            if self._hold is not None:
+                self._hold.release()
 
-        def tell() -> None:
-            self._emit_refused(refused, manifest.step)
-            detail = {"step": manifest.step, "checkpoint": candidate.name, "verified": True}
-            self._emit("restore", manifest.step, detail | _seconds(started))
+    def _begin(self) -> Ranks:
+        """Collective, at the first call: make sure that this job may write where it is to write."""
+        if self._ranks is None:
+            ranks = Ranks()
+            ranks.decide(self._claim)
+            self._ranks = ranks
+        return self._ranks
 
-        ranks.decide(tell)
-        return Restored(
-            step=manifest.step,
-            iteration=manifest.iteration,
-            attempt=manifest.attempt,
-            checkpoint=candidate.name,
-            extra=manifest.extra,
-            refused=refused,
-        )
+    def _claim(self) -> None:
+        storage = storage_of(self._run.checkpoints)
+        if storage.support == "refused":
+            raise CheckpointError(f"{self._run.checkpoints} on {storage}", reason="storage")
+        if storage.support == "warned":
+            warnings.warn(f"{self._run.checkpoints} on {storage}", RuntimeWarning, stacklevel=2)
+        try:
+            self._hold = Hold.take(
+                self._run.holder, "run", self._run.name, patience=self._predecessor_seconds
+            )
+        except OSError as error:
+            # Where nobody can write there is nothing to keep others from; a load may go on.
+            if error.errno != errno.EROFS:
+                raise
 
-    def _emit_refused(self, refused: list[Refusal], restored_step: int | None) -> None:
-        for refusal in refused:
-            lost = None if restored_step is None else refusal.step - restored_step
-            detail = msgspec.structs.asdict(refusal) | {"steps_lost": lost}
-            self._emit("checkpoint_refused", refusal.step, detail)
+    def _work(self, ranks: Ranks, state: State, request: SaveRequest, seconds: float) -> None:
+        try:
+            self._saver.save(ranks, state, request, seconds)
+            self.progress = "verified"
+        except BaseException as error:
+            if not isinstance(error, SaveError):
+                text = f"step {request.step}: {type(error).__name__}: {error}"
+                error = SaveError(text)
+            self._failures.append(error)
+            self.progress = "failed"
 
-
-def _first_failure(error: CheckpointException) -> str:
-    rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
-    return f"rank {rank}: {type(cause).__name__}: {cause}"
-
-
-def _free(path: Path) -> str:
-    stat = os.statvfs(path)
-    return f"{stat.f_bavail * stat.f_frsize / 1e6:.0f} MB and {stat.f_favail} inodes free"
-
-
-def _seconds(started: float) -> dict[str, float]:
-    return {"seconds": time.monotonic() - started}
-
-
-@contextmanager
-def _quiet_when_alone(ranks: Ranks) -> Iterator[None]:
-    """Silence DCP's warning that there is no process group, where there is meant to be none."""
-    with warnings.catch_warnings():
-        if ranks.alone:
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+    def _tell(self, kind: EventKind, step: int, detail: dict[str, Any]) -> None:
+        self.progress = _PROGRESS.get(kind, self.progress)
+        if threading.current_thread() is self._thread:
+            self._untold.append((kind, step, detail))
+        else:
+            self._emit(kind, step, detail)

@@ -5,7 +5,7 @@ reads the result. Each file is fsynced before its rank reports it; the digests t
 DCP's own gather, so integrity costs no collective. `finish` counts the results against the plan
 (DCP itself does not notice a lost one) and then hands the manifest's contents to `seal`.
 
-Cost: xxh3_128 at about 30 GiB/s and one fsync per file; at most one block of 4 MiB is buffered.
+Cost: xxh3_128 at about 30 GiB/s and one fsync per file; at most 256 KiB are buffered.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+import xxhash
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
@@ -27,61 +28,60 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from tailwatch.integrity import BLOCK_BYTES, FileEntry, digest
+from tailwatch.integrity import BLOCK_BYTES, FileEntry
+
+# Smaller writes (the parts of a zip around a tensor) are put together to one of this size.
+_GATHER_BYTES = 256 * 1024
 
 
 class HashingFile(io.RawIOBase):
-    """A file that is written front to back, unbuffered by the block, and knows its digests.
+    """A file that is written front to back and knows the digests of its blocks.
 
-    `close` makes it durable; a file left in an error is closed by `abandon` and never counts.
+    What is large goes to the disk from where it lies, what is small is gathered first. `close`
+    makes it durable; a file left in an error is closed by `abandon` and never counts.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, block_bytes: int = BLOCK_BYTES) -> None:
         super().__init__()
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        self._block = bytearray()
+        self._block_bytes = block_bytes
+        self._gathered = bytearray()
         self._size = 0
+        self._hash = xxhash.xxh3_128()
         self._digests: list[str] = []
         self._open = True
         self.error: OSError | None = None
 
     @property
     def entry(self) -> FileEntry:
-        """Size and digests of what was written."""
-        return FileEntry(size=self._size, block_bytes=BLOCK_BYTES, digests=self._digests)
+        """Size and digests of what was written, once the file is closed."""
+        return FileEntry(size=self._size, block_bytes=self._block_bytes, digests=self._digests)
 
     def writable(self) -> bool:
         return True
 
     def tell(self) -> int:
-        return self._size + len(self._block)
+        return self._size + len(self._gathered)
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
         view = memoryview(data).cast("B")
-        start = 0
-        while start < len(view):
-            if not self._block and len(view) - start >= BLOCK_BYTES:
-                self._put(view[start : start + BLOCK_BYTES])
-                start += BLOCK_BYTES
-                continue
-            part = view[start : start + BLOCK_BYTES - len(self._block)]
-            self._block += part
-            start += len(part)
-            if len(self._block) == BLOCK_BYTES:
-                self._put(self._block)
-                self._block = bytearray()
+        if len(view) + len(self._gathered) <= _GATHER_BYTES:
+            self._gathered += view
+        else:
+            self._put_gathered()
+            self._put(view)
         return len(view)
 
     def flush(self) -> None:
-        # DCP flushes after every tensor; a block is written when it is full or the file ends.
+        # DCP flushes after every tensor; small ones are gathered over several of them.
         pass
 
     def close(self) -> None:
         if not self._open:
             return
-        if self._block:
-            self._put(self._block)
-            self._block = bytearray()
+        self._put_gathered()
+        if self._size % self._block_bytes:
+            self._digests.append(self._hash.hexdigest())
         try:
             os.fsync(self._fd)
         except OSError as error:
@@ -96,23 +96,37 @@ class HashingFile(io.RawIOBase):
             os.close(self._fd)
         super().close()
 
-    def _put(self, block: bytearray | memoryview) -> None:
-        self._digests.append(digest(block))
-        view = memoryview(block)
+    def _put_gathered(self) -> None:
+        if self._gathered:
+            gathered, self._gathered = self._gathered, bytearray()
+            self._put(memoryview(gathered))
+
+    def _put(self, view: memoryview) -> None:
+        while view:
+            left = self._block_bytes - self._size % self._block_bytes
+            part, view = view[:left], view[left:]
+            self._hash.update(part)
+            self._write(part)
+            self._size += len(part)
+            if self._size % self._block_bytes == 0:
+                self._digests.append(self._hash.hexdigest())
+                self._hash.reset()
+
+    def _write(self, part: memoryview) -> None:
         done = 0
         try:
-            while done < len(view):
-                done += os.write(self._fd, view[done:])
+            while done < len(part):
+                done += os.write(self._fd, part[done:])
         except OSError as error:
             self.error = error
             raise
-        self._size += len(view)
 
 
 class HashingFileSystem(FileSystem):
     """DCP's file system whose written files are `HashingFile`s; keeps their entries by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
+        self._block_bytes = block_bytes
         self.entries: dict[str, FileEntry] = {}
 
     @contextmanager
@@ -121,7 +135,7 @@ class HashingFileSystem(FileSystem):
     ) -> Generator[io.IOBase, None, None]:
         if mode != "wb":
             raise ValueError(f"opened for writing only, not {mode}")
-        file = HashingFile(Path(path))
+        file = HashingFile(Path(path), self._block_bytes)
         try:
             yield file
             file.close()
@@ -151,16 +165,18 @@ class SealingWriter(FileSystemWriter):
         seal: called on rank 0 when all files of all ranks are written and durable, with DCP's save
             id, the entries of all files and the shapes of all tensors. Its error fails the save on
             every rank.
+        block_bytes: how much of a file one digest is for.
     """
 
     def __init__(
         self,
         path: Path,
         seal: Callable[[str, dict[str, FileEntry], dict[str, list[int]]], None],
+        block_bytes: int = BLOCK_BYTES,
     ) -> None:
         # `sync_files` off: a `HashingFile` is durable when closed.
         super().__init__(path, sync_files=False, thread_count=1, overwrite=False)
-        self.fs = self._hashing = HashingFileSystem()
+        self.fs = self._hashing = HashingFileSystem(block_bytes)
         self._seal = seal
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from tailwatch.errors import UsageError
-from tailwatch.files import hold
+from tailwatch.holding import hold
 from tailwatch.manifest import describe
 from tailwatch.processes import (
     Guard,

@@ -1,7 +1,7 @@
 """The launcher of one node: torchrun's elastic agent, taught to let nodes leave and return.
 
-Contract: the rendezvous store is a process outside all nodes, so any node can leave. Ranks are
-forked from this process, which has imported torch already, so a restart costs no imports. An order
+Contract: the rendezvous store is a process outside all nodes, so any node can leave. Ranks come
+from a fork server that this process keeps (`forkserver`), so a restart costs no imports. An order
 or SIGTERM makes the node leave after a checkpoint; a node that comes back makes the others
 checkpoint first (order `rejoin`), so a change of membership loses no step. Death of this process
 kills its ranks.
@@ -15,7 +15,6 @@ public `shutdown` closes the rendezvous for the nodes that stay.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import signal
 import sys
@@ -25,9 +24,7 @@ from types import FrameType
 from typing import Any
 
 import msgspec
-import torch
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
@@ -41,14 +38,17 @@ from tailwatch.control import Order
 from tailwatch.records import Event
 from tailwatch.runs import RunDirectory
 from tailwatch.trainer.config import TrainerConfig, config_from
+from tailwatch.trainer.launch.agent import PromptAgent, meet_promptly
 from tailwatch.trainer.launch.codes import HOPELESS, LEFT, REFORM
-from tailwatch.trainer.launch.rank import RankPlace, run_rank, submit_leave
+from tailwatch.trainer.launch.forkserver import ForkServer
+from tailwatch.trainer.launch.place import RankPlace, submit_leave
 
 # Restarts in a row after which no newer checkpoint was verified: more of them would not help.
 FRUITLESS_RESTARTS = 8
+RANK_MODULE = "tailwatch.trainer.launch.rank"
 
 
-class NodeLauncher(LocalElasticAgent):
+class NodeLauncher(PromptAgent):
     """One node's agent. `leave` may be called from a signal handler."""
 
     def __init__(
@@ -58,8 +58,9 @@ class NodeLauncher(LocalElasticAgent):
         run: RunDirectory,
         node: str,
         leave_seconds: float,
+        ranks: ForkServer,
     ) -> None:
-        super().__init__(spec, logs, start_method="fork", exit_barrier_timeout=0)
+        super().__init__(spec, logs, ranks)
         self.run_directory = run
         self.node = node
         self._leave_seconds = leave_seconds
@@ -78,7 +79,7 @@ class NodeLauncher(LocalElasticAgent):
         group = self._worker_group
         self._initialize_workers(group)
         while True:
-            time.sleep(group.spec.monitor_interval)
+            self.wait_for_an_end(group.spec.monitor_interval)
             result: RunResult = self._monitor_workers(group)
             group.state = result.state
             if result.state == WorkerState.SUCCEEDED:
@@ -131,10 +132,6 @@ class NodeLauncher(LocalElasticAgent):
             self._rejoin_by = None
             self._restart_workers(self._worker_group)
 
-    def _stop_workers(self, worker_group: Any) -> None:
-        # A rank that is stopped or deep in a collective does not deserve torchrun's 30 s.
-        self._shutdown(signal.SIGTERM, timeout=3)
-
     def _too_many_restarts(self) -> bool:
         verified = max(
             (
@@ -174,6 +171,10 @@ def build_launcher(
     for count in range(least, most + 1):
         config.check(count * ranks)  # a node that leaves must not end the job
     run = RunDirectory(place.run)
+    fork_server = ForkServer(RANK_MODULE, run.logs / f"fork-server-{place.node}.log")
+    fork_server.ensure()
+    command, *arguments = fork_server.command(place.arguments())
+    meet_promptly(most)
     rendezvous = RendezvousParameters(
         backend="c10d",
         endpoint=store,
@@ -192,8 +193,8 @@ def build_launcher(
     spec = WorkerSpec(
         role="trainer",
         local_world_size=ranks,
-        entrypoint=run_rank,
-        args=(place, config),
+        entrypoint=command,
+        args=tuple(arguments),
         rdzv_handler=rendezvous_registry.get_rendezvous_handler(rendezvous),
         max_restarts=FRUITLESS_RESTARTS,  # counted by our own loop
         monitor_interval=0.1,
@@ -201,7 +202,7 @@ def build_launcher(
     logs = run.logs / place.node
     logs.mkdir(parents=True, exist_ok=True)
     specs = DefaultLogsSpecs(str(logs), redirects=Std.ALL)
-    return NodeLauncher(spec, specs, run, place.node, config.leave_seconds)
+    return NodeLauncher(spec, specs, run, place.node, config.leave_seconds, fork_server)
 
 
 def main(argv: list[str]) -> int:
@@ -232,18 +233,11 @@ def main(argv: list[str]) -> int:
     )
     manifest = place.run / "manifest.json"
     config = config_from(msgspec.json.decode(manifest.read_bytes())["trainer"], str(manifest))
-    # Making an optimizer imports a third of torch (1.5 s); ranks forked from here have it already.
-    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
-    # What is there now stays; a full collection in a rank would only walk through torch.
-    gc.collect()
-    gc.freeze()
     launcher = build_launcher(
         place, config, store=arguments.store, ranks=arguments.ranks, nodes=arguments.nodes
     )
 
     def on_sigterm(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != place.launcher_pid:
-            os._exit(1)  # a rank forked a moment ago, not yet with a handler of its own
         launcher.leave("SIGTERM")
 
     signal.signal(signal.SIGTERM, on_sigterm)

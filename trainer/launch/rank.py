@@ -1,4 +1,4 @@
-"""The entry of one rank, called in a process forked from its node's launcher.
+"""The entry of one rank: `main`, in a fork of its node's fork server or in a process of its own.
 
 Contract: claims the attempt (rank 0, O_EXCL), restores the newest checkpoint that verifies, trains,
 and ends with an exit code that says why. SIGTERM from anybody but the launcher is an order to leave
@@ -14,24 +14,26 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
 
-from tailwatch import control
 from tailwatch.control import Order
 from tailwatch.errors import UsageError
 from tailwatch.files import write_durably
-from tailwatch.processes import die_with_parent, start_ticks
+from tailwatch.integrity import Policy
+from tailwatch.processes import start_ticks
 from tailwatch.records import Event, EventKind
 from tailwatch.ring import RingWriter
 from tailwatch.runs import Attempt, RankProcess, RunDirectory
-from tailwatch.trainer.checkpoint import CheckpointError, CheckpointStore
-from tailwatch.trainer.config import TrainerConfig
+from tailwatch.trainer.checkpoint import CheckpointError, CheckpointStore, MemoryTier
+from tailwatch.trainer.config import TrainerConfig, config_from
 from tailwatch.trainer.ep import GlooExchange
 from tailwatch.trainer.launch.codes import HOPELESS, LEFT, REFORM
+from tailwatch.trainer.launch.place import RankPlace, submit_leave
+from tailwatch.trainer.launch.restarting import Arrival, Restart
 from tailwatch.trainer.loop import Trainer
 from tailwatch.trainer.orders import RankOrders
 from tailwatch.trainer.recorder import StepRecorder
@@ -40,26 +42,31 @@ from tailwatch.trainer.state import TrainerState, build_model
 COLLECTIVE_SECONDS = 300.0
 
 
-class RankPlace(msgspec.Struct, kw_only=True, frozen=True):
-    """Where a rank runs and where it writes."""
-
-    run: Path
-    node: str
-    launcher_pid: int
-    rings: Path
-    doorbell: Path
-    from_scratch: bool = False
+def preload() -> None:
+    """Do once, in the fork server, what costs each rank the same: imports, most of all."""
+    # Making an optimizer imports a third of torch (1.5 s).
+    torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
 
 
-def run_rank(place: RankPlace, config: TrainerConfig) -> None:
+@record  # an exception is left where torchrun looks for it
+def main(argv: list[str]) -> int:
+    """Run one rank of one attempt."""
+    arrival = Arrival.now()
+    place = RankPlace.of(argv)
+    manifest = place.run / "manifest.json"
+    config = config_from(msgspec.json.decode(manifest.read_bytes())["trainer"], str(manifest))
+    run_rank(place, config, arrival)
+    return 0
+
+
+def run_rank(place: RankPlace, config: TrainerConfig, arrival: Arrival) -> None:
     """Run one rank of one attempt; returns after the last step, otherwise ends the process."""
-    die_with_parent(place.launcher_pid)
     run = RunDirectory(place.run)
     _leave_on_sigterm(place, run, config.leave_seconds)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=dt.timedelta(seconds=COLLECTIVE_SECONDS))
     try:
-        outcome = _Attempt(place, config, run).train()
+        outcome = _Attempt(place, config, run, arrival).train()
     except (CheckpointError, UsageError) as error:
         print(f"rank {dist.get_rank()}: {error}", file=sys.stderr, flush=True)
         os._exit(HOPELESS)
@@ -84,32 +91,16 @@ def _leave_on_sigterm(place: RankPlace, run: RunDirectory, seconds: float) -> No
     threading.Thread(target=wait, name="sigterm", daemon=True).start()
 
 
-def submit_leave(run: RunDirectory, node: str, *, by: str, seconds: float) -> None:
-    """Order a node to leave at the next boundary, within `seconds`.
-
-    The order is named after node and attempt: a signal to a whole process group is one order.
-    """
-    attempts = run.read_attempts()
-    deadline = time.time_ns() + int(seconds * 1e9)
-    order = Order(
-        id=f"leave-{node[:32]}-a{attempts[-1].attempt if attempts else 0:04d}",
-        kind="leave",
-        by=by,
-        reason="eviction",
-        deadline_ns=deadline,
-        node=node,
-    )
-    control.submit(run.orders, order)
-
-
 class _Attempt:
     """Puts the parts of one attempt together on one rank."""
 
-    def __init__(self, place: RankPlace, config: TrainerConfig, run: RunDirectory) -> None:
+    def __init__(
+        self, place: RankPlace, config: TrainerConfig, run: RunDirectory, arrival: Arrival
+    ) -> None:
         self.place, self.config, self.run = place, config, run
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         config.check(self.world_size)
-        self.claim = self._claim()
+        self.claim, self.restart = self._claim(arrival)
         per_rank = config.experts // self.world_size
         owned = range(self.rank * per_rank, (self.rank + 1) * per_rank)
         ring = RingWriter(
@@ -133,7 +124,7 @@ class _Attempt:
         )
         self.state = TrainerState(build_model(config, owned))
 
-    def _claim(self) -> Attempt:
+    def _claim(self, arrival: Arrival) -> tuple[Attempt, Restart]:
         """Agree on the attempt: its number is free in the run directory, and everybody is in it."""
         number = [0]
         if self.rank == 0:
@@ -152,14 +143,16 @@ class _Attempt:
             pid=os.getpid(),
             start_ticks=start_ticks(os.getpid()) or 0,
         )
-        everybody: list[RankProcess | None] = [None] * self.world_size
-        dist.all_gather_object(everybody, me)
-        return Attempt(
+        gathered: list[tuple[RankProcess, Arrival] | None] = [None] * self.world_size
+        dist.all_gather_object(gathered, (me, arrival))
+        everybody = [one for one in gathered if one is not None]
+        claim = Attempt(
             attempt=number[0],
             world_size=self.world_size,
             started_ns=time.time_ns(),
-            ranks=[process for process in everybody if process is not None],
+            ranks=[process for process, _ in everybody],
         )
+        return claim, Restart([arrived for _, arrived in everybody])
 
     def emit(self, kind: EventKind, step: int | None, detail: dict[str, object]) -> None:
         """Publish an event of rank 0, in the ring and in the run directory."""
@@ -185,7 +178,8 @@ class _Attempt:
     def train(self) -> str:
         """Restore, say so, and train to an outcome."""
         claim = self.claim
-        checkpoints = CheckpointStore(self.run, keep=self.config.checkpoint_keep, emit=self.emit)
+        checkpoints = self._checkpoints()
+        self.restart.done()
         self.emit("start" if claim.attempt == 1 else "restart", None, {"world": self.world_size})
         restored = checkpoints.load(self.state.tensors(), from_scratch=self.place.from_scratch)
         if restored is not None:
@@ -202,6 +196,8 @@ class _Attempt:
             answer=self.answer,
         )
         orders.spread()  # faults in force go on
+        self.restart.done()
+        self.recorder.after_first_step = self._resumed
         outcome = Trainer(
             self.config,
             node=self.place.node,
@@ -215,10 +211,37 @@ class _Attempt:
             state=self.state,
         ).train()
         if outcome == "finished":
+            checkpoints.close()
             self.emit("finish", self.state.step, {})
         self.recorder.close()
         return outcome
 
+    def _resumed(self, step: int) -> None:
+        """Say what the restart cost, now that a step is done."""
+        self.restart.done()
+        detail = self.restart.detail()
+        if detail is not None:
+            self.emit("resumed", step, detail)
+
+    def _checkpoints(self) -> CheckpointStore:
+        config = self.config
+        return CheckpointStore(
+            self.run,
+            emit=self.emit,
+            policy=Policy(
+                keep_last=config.checkpoint_keep,
+                keep_every=config.checkpoint_keep_every,
+                max_bytes=config.checkpoint_max_bytes,
+                max_inodes=config.checkpoint_max_inodes,
+            ),
+            mesh={"dp": self.world_size, "ep": self.world_size},
+            memory=MemoryTier(self.run) if config.checkpoint_memory else None,
+        )
+
     def _answered(self) -> set[str]:
         kinds = {"order_done", "order_refused", "order_expired"}
         return {e.order for e in self.run.read_events() if e.kind in kinds and e.order}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

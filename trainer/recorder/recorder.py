@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 import msgspec
@@ -79,6 +80,8 @@ class StepRecorder:
     Args:
         configuration: what makes steps comparable (see `StepRecord`).
         first_expert: global index of the first expert this rank owns.
+
+    `after_first_step`, when set, is called with the number of the first step once it is recorded.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class StepRecorder:
         first_expert: int,
     ) -> None:
         self._ring = ring
+        self.after_first_step: Callable[[int], None] | None = None
         self._phases = {
             name: Phase(ring, MarkCode[name.upper()]) for name in PHASES if name != "unaccounted"
         }
@@ -194,6 +198,8 @@ class StepRecorder:
             record.rows_to, record.rows_from = [], []
             data = encode(record)
         self._ring.append(data)
+        if self._steps == 1 and self.after_first_step is not None:
+            self.after_first_step(record.step)
 
     def event(
         self, kind: EventKind, *, step: int | None = None, detail: dict[str, object] | None = None

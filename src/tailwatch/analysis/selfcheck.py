@@ -3,26 +3,23 @@
 Contract: one state for each detector and run, with a sentence. `ok`: it has what it needs;
 `no_data`: its input is not in the records; `not_a_number`: its input is NaN or constant zero where
 it cannot be; `dead_input`: the newest record is older than `STALE_STEPS` usual steps (or
-`LEAST_STALE_S`); `waiting`: not enough steps yet. Exported as a metric, because "no verdict" and
-"no detector" must not look the same.
+`LEAST_STALE_S`); `waiting`: not enough steps yet.
 
 Cost: a few passes over the table.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 import numpy as np
 
 from tailwatch.analysis.runrules import MIN_STEPS
 from tailwatch.analysis.steptable import StepTable, Values
-from tailwatch.exposition import Snapshot
 from tailwatch.statistics import quantile_bounds
 
 State = Literal["ok", "waiting", "no_data", "not_a_number", "dead_input"]
-STATES: tuple[State, ...] = get_args(State)
 
 STALE_STEPS = 10
 LEAST_STALE_S = 30.0
@@ -91,16 +88,3 @@ def _state(name: str, table: StepTable) -> tuple[State, str]:
 
 def _sees(inputs: list[Values], rank: int) -> bool:
     return any(np.isfinite(values[:, rank]).any() for values in inputs)
-
-
-def export_detectors(snapshot: Snapshot, states: list[DetectorState], **labels: str) -> None:
-    """Add one sample for each detector and state: 1 for the state it is in, 0 for the others."""
-    for entry in states:
-        for state in STATES:
-            snapshot.add(
-                "tailwatch_detector_state",
-                int(state == entry.state),
-                **labels,
-                detector=entry.detector,
-                state=state,
-            )

@@ -9,7 +9,19 @@ and goes to the changelog.
 
 from __future__ import annotations
 
-from tailwatch.catalogue import diagnosis, efa, gpu, host, infiniband, job, node, nvlink, pods, xid
+from tailwatch.catalogue import (
+    checkpoint,
+    efa,
+    gpu,
+    host,
+    infiniband,
+    job,
+    node,
+    nvlink,
+    pods,
+    restart,
+    xid,
+)
 from tailwatch.catalogue.job import STEP_SECONDS_BOUNDS
 from tailwatch.catalogue.metric import Kind, Metric
 
@@ -31,7 +43,7 @@ class UnknownMetricError(LookupError):
 
 CATALOGUE: dict[str, Metric] = {
     metric.name: metric
-    for area in (job, diagnosis, node, efa, infiniband, gpu, nvlink, xid, pods, host)
+    for area in (job, restart, checkpoint, node, efa, infiniband, gpu, nvlink, xid, pods, host)
     for metric in area.METRICS
 }
 

@@ -130,18 +130,6 @@ METRICS: list[Metric] = [
         "Ranks the job is meant to have.", "--expected-world-size",
     ),
     job_metric(
-        "tailwatch_checkpoint_refused_total", "counter", "checkpoints",
-        "Checkpoints that failed verification and were not loaded.", "checkpoint_refused events",
-    ),
-    job_metric(
-        "tailwatch_checkpoint_last_verified_step", "gauge", "step",
-        "Step of the newest checkpoint that was verified.", "checkpoint_verified events",
-    ),
-    job_metric(
-        "tailwatch_checkpoint_last_verified_timestamp_seconds", "gauge", "seconds",
-        "Unix time at which a checkpoint was last verified.", "checkpoint_verified events",
-    ),
-    job_metric(
         "tailwatch_job_last_step_timestamp_seconds", "gauge", "seconds",
         "Unix time of the end of the newest job step; absent once the job has finished.",
         "step records, clock of the slowest rank's host",

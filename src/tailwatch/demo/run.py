@@ -30,7 +30,7 @@ from tailwatch.demo.lint import check_here
 from tailwatch.demo.stack import NODES, RANKS_PER_NODE, WORLD_SIZE, Stack
 from tailwatch.errors import UsageError
 from tailwatch.evidence import EvidenceDirectory, Plan
-from tailwatch.files import hold
+from tailwatch.holding import hold
 from tailwatch.manifest import describe
 from tailwatch.processes import (
     Guard,

@@ -7,12 +7,14 @@ they cannot disagree. A checkpoint is a directory with a `MANIFEST.json` (module
 
 from tailwatch.integrity.audit import EXIT_CODES, Audit, AuditedCheckpoint, AuditedFile, audit
 from tailwatch.integrity.blocks import BLOCK_BYTES, block_count, block_digest, digest
+from tailwatch.integrity.copying import CopyError, copy_files
 from tailwatch.integrity.manifest import (
     MANIFEST_NAME,
     SCHEMA,
     FileEntry,
     Manifest,
     ManifestError,
+    count_experts,
     expected_digest,
     read_manifest,
     write_manifest,
@@ -27,7 +29,16 @@ from tailwatch.integrity.names import (
     step_name,
     temporary_name,
 )
-from tailwatch.integrity.retention import retain
+from tailwatch.integrity.retention import (
+    Forecast,
+    Plan,
+    Policy,
+    carry_out,
+    forecast,
+    plan_retention,
+    retain,
+)
+from tailwatch.integrity.storage import Storage, storage_of
 from tailwatch.integrity.verify import (
     CheckpointVerdict,
     Finding,
@@ -47,25 +58,36 @@ __all__ = [
     "AuditedFile",
     "Candidate",
     "CheckpointVerdict",
+    "CopyError",
     "FileEntry",
     "Finding",
+    "Forecast",
     "Manifest",
     "ManifestError",
+    "Plan",
+    "Policy",
     "Problem",
+    "Storage",
     "audit",
     "block_count",
     "block_digest",
     "candidates",
+    "carry_out",
     "commit",
+    "copy_files",
+    "count_experts",
     "digest",
     "expected_digest",
+    "forecast",
     "parse_name",
+    "plan_retention",
     "quarantine",
     "read_manifest",
     "remove_leftovers",
     "retain",
     "share",
     "step_name",
+    "storage_of",
     "temporary_name",
     "verdict_of",
     "verify",

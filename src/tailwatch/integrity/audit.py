@@ -1,11 +1,12 @@
 """An audit of a directory of checkpoints: which are good, which would be loaded, what that loses.
 
-Contract: judges with `verify` and changes nothing. Takes a run directory, its `checkpoints/`, or
-one checkpoint. The verdict of a directory is that of its newest committed checkpoint, because that
-is what a restart wants. What others wrote is `unverifiable`: nothing in it says what its bytes
-should be.
+Contract: changes nothing. Takes a run directory, its `checkpoints/`, one checkpoint, one file, or
+what others wrote. Ours are judged with `verify`, other formats by what their files carry themselves
+(package `foreign`). The verdict of a directory is that of its newest candidate, because that is
+what a restart wants. A reason is a sentence of ours with the plain word of the fault in it, never
+the message of a loader, and any name in it fits one line.
 
-Cost: one pass over all bytes of all checkpoints in it.
+Cost: one pass over all bytes of all checkpoints in it, in bounded memory.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from tailwatch.errors import UsageError
+from tailwatch.integrity.foreign import Judgement, Survey, shown, survey
 from tailwatch.integrity.names import Candidate, State, candidates, parse_name
 from tailwatch.integrity.verify import CheckpointVerdict, Finding, verify
 
@@ -31,7 +33,10 @@ EXIT_CODES: dict[CheckpointVerdict, int] = {
 
 
 class AuditedFile(msgspec.Struct, kw_only=True):
-    """A file as the manifest has it, or as it was found; `faults` are plain words, `blocks` bad."""
+    """A file; `size` in bytes, None when it is not there; `faults` are plain words, `blocks` bad.
+
+    Ours have the size that the manifest says, others the one that was found.
+    """
 
     name: str
     size: int | None
@@ -40,7 +45,10 @@ class AuditedFile(msgspec.Struct, kw_only=True):
 
 
 class AuditedCheckpoint(msgspec.Struct, kw_only=True):
-    """One checkpoint; `reasons` are sentences, empty when it is valid."""
+    """One checkpoint; `reasons` are sentences, worst first, none when there is nothing to say.
+
+    `world` says at which sizes of a job it loads, None when that is not known.
+    """
 
     name: str
     step: int | None
@@ -48,13 +56,15 @@ class AuditedCheckpoint(msgspec.Struct, kw_only=True):
     verdict: CheckpointVerdict
     reasons: list[str]
     files: list[AuditedFile]
+    world: str | None = None
 
 
 class Audit(msgspec.Struct, kw_only=True):
-    """The whole directory, newest checkpoint first.
+    """The whole directory, newest candidate first, then what was never one.
 
-    `latest` is the newest committed one, `would_load` the newest valid one, `steps_lost` how far
-    apart they are; None where there is none.
+    `latest` is the newest candidate, `would_load` the newest that is complete as far as can be seen
+    (and that a tracker commits to, where the format has one), `steps_lost` how many steps lie
+    between them; None where there is none.
     """
 
     path: str
@@ -68,33 +78,35 @@ class Audit(msgspec.Struct, kw_only=True):
 
 def audit(path: Path) -> Audit:
     """Judge what lies at `path`; raise UsageError when nothing does or it cannot be read."""
-    if not path.exists():
-        raise UsageError("no such directory", source=path)
-    if not path.is_dir():
-        return _foreign(path, "a file, not a directory of checkpoints")
+    if not os.path.lexists(path):
+        raise UsageError("no such directory or file", source=shown(str(path)))
     try:
-        found = _find(path)
-        if not found:
-            entries = sorted(os.listdir(path))
-            if entries and not (path / "checkpoints").is_dir():
-                return _foreign(path, f"no checkpoint of ours among {len(entries)} entries")
-        audited = [_audit_one(candidate) for candidate in found]
+        ours = _find(path) if path.is_dir() else []
+        if not ours:
+            return _theirs(path, survey(path))
+        audited = [_audit_one(candidate) for candidate in ours]
     except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", source=path) from error
+        raise UsageError(f"cannot be read: {error.strerror}", source=shown(str(path))) from error
     ranked = [a for a in audited if a.state == "committed"] or audited
     good = next((a for a in ranked if a.verdict == "valid" and a.state == "committed"), None)
-    latest = next((a for a in ranked if a.state == "committed"), None)
+    return _result(path, FORMAT, ranked + [a for a in audited if a not in ranked], good)
+
+
+def _result(
+    path: Path, kind: str, found: list[AuditedCheckpoint], good: AuditedCheckpoint | None
+) -> Audit:
+    latest = next((a for a in found if a.state == "committed"), None)
     lost = None
     if good is not None and latest is not None:
-        lost = (latest.step or 0) - (good.step or 0)
+        lost = max(0, (latest.step or 0) - (good.step or 0)) if good is not latest else 0
     return Audit(
-        path=str(path),
-        format=FORMAT,
-        verdict=ranked[0].verdict if ranked else "empty",
+        path=_encodable(str(path)),
+        format=kind,
+        verdict=found[0].verdict if found else "empty",
         latest=latest.name if latest else None,
         would_load=good.name if good else None,
         steps_lost=lost,
-        candidates=audited,
+        candidates=found,
     )
 
 
@@ -107,7 +119,7 @@ def _find(path: Path) -> list[Candidate]:
 
 def _audit_one(candidate: Candidate) -> AuditedCheckpoint:
     finding = verify(candidate.path)
-    reasons = [f"{candidate.name}/{problem}" for problem in finding.problems]
+    reasons = [shown(f"{candidate.name}/{problem}") for problem in finding.problems]
     verdict = finding.verdict
     if candidate.state == "temporary":
         verdict = "incomplete" if verdict == "valid" else verdict
@@ -121,14 +133,16 @@ def _audit_one(candidate: Candidate) -> AuditedCheckpoint:
         verdict=verdict,
         reasons=reasons,
         files=_files(finding),
+        world="any",
     )
 
 
 def _files(finding: Finding) -> list[AuditedFile]:
     entries = finding.manifest.files if finding.manifest else {}
-    files = {n: AuditedFile(name=n, size=e.size) for n, e in sorted(entries.items())}
+    files = {n: AuditedFile(name=_encodable(n), size=e.size) for n, e in sorted(entries.items())}
     for problem in finding.problems:
-        file = files.setdefault(problem.file, AuditedFile(name=problem.file, size=None))
+        name = _encodable(problem.file)
+        file = files.setdefault(problem.file, AuditedFile(name=name, size=None))
         if problem.fault not in file.faults:
             file.faults.append(problem.fault)
         if problem.block is not None:
@@ -136,22 +150,33 @@ def _files(finding: Finding) -> list[AuditedFile]:
     return list(files.values())
 
 
-def _foreign(path: Path, reason: str) -> Audit:
-    return Audit(
-        path=str(path),
-        format="unknown",
-        verdict="unverifiable",
-        latest=None,
-        would_load=None,
-        steps_lost=None,
-        candidates=[
-            AuditedCheckpoint(
-                name=path.name,
-                step=None,
-                state="committed",
-                verdict="unverifiable",
-                reasons=[f"{path.name}: {reason}; nothing to check its bytes with"],
-                files=[],
+def _theirs(path: Path, found: Survey) -> Audit:
+    audited = [_audit_theirs(judgement) for judgement in found.found]
+    sound = [a for a, j in zip(audited, found.found, strict=True) if j.loadable]
+    pinned = next((a for a in sound if a.name == found.pinned), None)
+    good = pinned or (sound[0] if sound else None)
+    return _result(path, found.format, audited, good)
+
+
+def _audit_theirs(judgement: Judgement) -> AuditedCheckpoint:
+    return AuditedCheckpoint(
+        name=_encodable(judgement.name),
+        step=judgement.step,
+        state=judgement.state,
+        verdict=judgement.verdict,
+        reasons=[shown(reason) for reason in judgement.reasons],
+        files=[
+            AuditedFile(
+                name=_encodable(name),
+                size=size,
+                faults=sorted({f.fault for f in judgement.flaws if f.file == name}),
             )
+            for name, size in sorted(judgement.sizes.items())
         ],
+        world=judgement.world,
     )
+
+
+def _encodable(name: str) -> str:
+    """Return a name that JSON can hold: bytes that are no text become `\\xff`-like escapes."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -10,6 +10,8 @@ Cost: 9 KiB per GiB of checkpoint.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from tailwatch.integrity.blocks import block_count, digest
 
 MANIFEST_NAME = "MANIFEST.json"
 SCHEMA = "tailwatch.checkpoint/1"
+
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 
 
 class FileEntry(msgspec.Struct, kw_only=True, frozen=True):
@@ -33,7 +37,9 @@ class FileEntry(msgspec.Struct, kw_only=True, frozen=True):
 class Manifest(msgspec.Struct, kw_only=True):
     """What a checkpoint holds. `extra` is the trainer's own state in JSON; shapes are elements.
 
-    `save_id` is torch DCP's id of the one `save` call that wrote all the files.
+    `save_id` is torch DCP's id of the one `save` call that wrote all the files; `mesh` the sizes of
+    the dimensions of parallelism by name (`dp`, `ep`, `tp`, `pp`); `experts` how many there are in
+    each layer that has any, None when there are none.
     """
 
     schema: str = SCHEMA
@@ -45,6 +51,8 @@ class Manifest(msgspec.Struct, kw_only=True):
     save_id: str
     files: dict[str, FileEntry]
     tensors: dict[str, list[int]]
+    mesh: dict[str, int] = {}
+    experts: int | None = None
     extra: dict[str, Any] = {}
 
     @property
@@ -116,6 +124,27 @@ def read_manifest(directory: Path) -> Manifest:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest and make it and every name in the directory durable."""
     write_durably(directory / MANIFEST_NAME, encode_manifest(manifest))
+
+
+def count_experts(tensors: Iterable[str]) -> int | None:
+    """Return how many experts the layers have, going by the names of tensors; None without any.
+
+    Experts are named by their global number: `<layer>.experts.<number>.<tensor>`. Raises ValueError
+    naming a layer whose numbers have a gap, or that has not as many of each tensor as others have.
+    """
+    found: dict[tuple[str, str], set[int]] = {}
+    for name in tensors:
+        if match := _EXPERT.fullmatch(name):
+            layer, number, tensor = match.groups()
+            found.setdefault((layer, tensor), set()).add(int(number))
+    if not found:
+        return None
+    count = max(max(numbers) for numbers in found.values()) + 1
+    for (layer, tensor), numbers in sorted(found.items()):
+        missing = sorted(set(range(count)) - numbers)
+        if missing:
+            raise ValueError(f"{layer} has no {tensor} of expert {missing[0]} of {count}")
+    return count
 
 
 def expected_digest(manifest: Manifest, file: str, block: int) -> str:

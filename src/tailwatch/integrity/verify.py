@@ -27,12 +27,13 @@ from typing import Literal
 
 import msgspec
 
-from tailwatch.integrity.blocks import BLOCK_BYTES, digest, file_digests
+from tailwatch.integrity.blocks import digest, file_digests
 from tailwatch.integrity.manifest import (
     MANIFEST_NAME,
     FileEntry,
     Manifest,
     ManifestError,
+    count_experts,
     decode_manifest,
 )
 from tailwatch.integrity.names import parse_name
@@ -115,10 +116,9 @@ def verify(
     problems += [Problem(file=name, fault="missing") for name in sorted(expected - present)]
     problems += [Problem(file=name, fault="extra") for name in sorted(present - expected)]
     finding = Finding(verdict="valid", problems=problems, manifest=manifest)
-    buffer = bytearray(BLOCK_BYTES)
     for name in sorted(manifest.files if files is None else files):
         if name in present and name in manifest.files:
-            found, size = _verify_file(directory, name, manifest.files, buffer)
+            found, size = _verify_file(directory, name, manifest.files)
             finding.problems += found
             finding.bytes_read += size
     finding.verdict = verdict_of(finding.problems)
@@ -153,11 +153,18 @@ def _identity(manifest: Manifest, run: str | None, step: int | None) -> list[Pro
     if run is not None and manifest.run != run:
         detail = f"belongs to run {manifest.run}, expected {run}"
         problems.append(Problem(file=MANIFEST_NAME, fault="other run", detail=detail))
+    try:
+        experts = count_experts(manifest.tensors)
+    except ValueError as error:
+        return [*problems, Problem(file=MANIFEST_NAME, fault="missing", detail=str(error))]
+    if manifest.experts is not None and experts != manifest.experts:
+        detail = f"names {experts or 0} experts, expected {manifest.experts}"
+        problems.append(Problem(file=MANIFEST_NAME, fault="missing", detail=detail))
     return problems
 
 
 def _verify_file(
-    directory: Path, name: str, files: dict[str, FileEntry], buffer: bytearray
+    directory: Path, name: str, files: dict[str, FileEntry]
 ) -> tuple[list[Problem], int]:
     entry = files[name]
     try:
@@ -166,9 +173,7 @@ def _verify_file(
             return [Problem(file=name, fault="empty", block=0, detail="0 bytes")], 0
         if size != entry.size and not any(e.size == size for e in files.values()):
             return [_wrong_size(name, entry, size)], 0
-        if len(buffer) != entry.block_bytes:
-            buffer = bytearray(entry.block_bytes)
-        size, digests = file_digests(directory / name, buffer)
+        size, digests = file_digests(directory / name, entry.block_bytes)
     except FileNotFoundError:
         return [Problem(file=name, fault="missing", detail="link to nothing")], 0
     except IsADirectoryError:
