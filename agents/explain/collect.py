@@ -15,8 +15,9 @@ import msgspec
 from tailwatch.agents.explain.devices import from_kernel, from_libfabric
 from tailwatch.agents.explain.launcher import FailureBlock, meaning, merged
 from tailwatch.agents.explain.prefixes import Line, split
-from tailwatch.agents.lines import KernelLines, fabric_manager
-from tailwatch.agents.lines.finding import Severity
+from tailwatch.agents.lines import KernelLines
+from tailwatch.agents.lines.fabric_manager import FabricManagerLines
+from tailwatch.agents.lines.finding import Finding, Severity
 from tailwatch.agents.lines.messages import Message, Messages, Role
 
 KEPT = 50
@@ -163,7 +164,7 @@ class Collector:
         record, self._fabric = self._fabric, []
         if not record:
             return
-        found = next(fabric_manager.findings(record), None)
+        found = _of_fabric_manager(record)
         level = _FABRIC.match(record[0])
         shown = [text.strip()[:_SHOWN] for text in record]
         if found is not None:
@@ -178,7 +179,7 @@ class Collector:
     def _meaning(self, line: Line) -> Message | None:
         if (finding := self._kernel.match(line.text)) is not None:
             return from_kernel(finding)
-        if (finding := next(fabric_manager.findings([line.text]), None)) is not None:
+        if (finding := _of_fabric_manager([line.text])) is not None:
             return from_kernel(finding)
         if (message := from_libfabric(line.text)) is not None:
             return message
@@ -230,6 +231,12 @@ class Collector:
             self._found[message.kind, subject] = found
         found.lines += lines[: KEPT - len(found.lines)]
         return found
+
+
+def _of_fabric_manager(record: list[str]) -> Finding | None:
+    """Return what the lines of one record mean, None for nothing."""
+    lines = FabricManagerLines()
+    return next((found for line in record if (found := lines.match(line)) is not None), None)
 
 
 def _subject(message: Message, rank: int | None, host: str, fields: dict[str, Any]) -> str:

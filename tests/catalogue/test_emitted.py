@@ -12,7 +12,8 @@ from support.agents import job_agent, node_agent
 from support.procs import eventually
 from support.ranks import append_steps, event, ring
 from tailwatch.alerts.rules import rules
-from tailwatch.catalogue import CATALOGUE, checkpoint, job, metric_of_sample, node
+from tailwatch.catalogue import CATALOGUE, checkpoint, job, metric_of_sample, node, restart
+from tailwatch.catalogue.restart import RESTART_PARTS
 from tailwatch.records import encode
 from tailwatch.ring import MarkCode
 from tailwatch.statistics import N_EFF_FOR_P99
@@ -38,9 +39,11 @@ def expositions(root: Path) -> list[bytes]:
             writer.mark(MarkCode.STEP)
             for kind in ("checkpoint_verified", "checkpoint_refused"):
                 writer.append(encode(event(kind, step=1, rank=rank, detail=SAVED)))
+            parts = dict.fromkeys(RESTART_PARTS, 0.1)
+            writer.append(encode(event("resumed", step=1, rank=rank, detail={"parts": parts})))
             append_steps(writer, rank, 1, N_EFF_FOR_P99 + 40, world_size=2)
         assert eventually(
-            lambda: node.value("tailwatch_node_records_total") == 2 * (N_EFF_FOR_P99 + 42)
+            lambda: node.value("tailwatch_node_records_total") == 2 * (N_EFF_FOR_P99 + 43)
         )
         with job_agent(root, {"node-0": node.address}, world_size=2) as job:
             assert eventually(lambda: job.value("tailwatch_job_iteration_p99_seconds") is not None)
@@ -68,7 +71,9 @@ def test_expositions_and_catalogue_agree(tmp_path: Path) -> None:
                 assert family.documentation == described.help
                 emitted.add(described.name)
     # The sources of devices have recordings and tests of their own.
-    areas = {described.name for area in (job, checkpoint, node) for described in area.METRICS}
+    areas = {
+        described.name for area in (job, restart, checkpoint, node) for described in area.METRICS
+    }
     assert emitted == areas - FAULTS
     assert emitted <= set(CATALOGUE)
 

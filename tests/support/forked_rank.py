@@ -40,7 +40,7 @@ def tell() -> dict[str, Any]:
         "open files": resource.getrlimit(resource.RLIMIT_NOFILE),
         "niceness": os.nice(0),
         "leads session": os.getsid(0) == os.getpid() == os.getpgrp(),
-        "line buffering": sys.stdout.line_buffering,  # type: ignore[attr-defined]
+        "line buffering": sys.stdout.line_buffering,
         "threads": len(os.listdir("/proc/self/task")),
     }
 
