@@ -39,6 +39,8 @@ lane.BACKOFF_INTERVALS = 3
 lane.WATCH_SECONDS = 0.1
 watch.STALE_FLOOR_SECONDS = {STALE}
 library.BLOCKED_SECONDS = {DEADLINE}
+# Eight devices that hang one after the other have to fit into what is not yet stale.
+library.PATIENCE_SECONDS = 0.02
 # Reads of a busy machine may come closer than NVML allows for two samples.
 gpm.MIN_SECONDS = 0.0
 main.RENDER_SECONDS = 0.1
