@@ -16,7 +16,7 @@ from tailwatch.processes import wait_until
 from tailwatch.records import Event
 from tailwatch.runs import RunDirectory
 from tailwatch.trainer.launch import restarting
-from tailwatch.trainer.launch.agent import poll_seconds
+from tailwatch.trainer.launch.agent import drop_torn, poll_seconds
 from tailwatch.trainer.launch.restarting import Arrival, Interruption, Restart
 
 SECOND = 1_000_000_000
@@ -100,6 +100,17 @@ def test_agents_never_ask_the_store_more_than_a_hundred_times_a_second() -> None
     assert poll_seconds(2) == 0.05
     assert all(nodes / poll_seconds(nodes) <= 100.001 for nodes in range(1, 101))
     assert poll_seconds(10_000) == 1.0
+
+
+def test_an_error_file_cut_short_is_dropped(tmp_path: Path) -> None:
+    """What torch could not read is removed; whole files and those that are not there stay so."""
+    empty, cut, whole = (tmp_path / name for name in ("empty", "cut", "whole"))
+    empty.write_text("")
+    cut.write_text('{"message": {"mess')
+    whole.write_text('{"message": "CUDA error"}')
+    drop_torn([*map(str, (empty, cut, whole, tmp_path / "none")), os.devnull])
+    assert sorted(tmp_path.iterdir()) == [whole]
+    assert Path(os.devnull).exists()
 
 
 def test_a_job_restarts_from_forks_and_says_what_it_cost(tmp_path: Path) -> None:

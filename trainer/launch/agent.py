@@ -4,6 +4,7 @@ Contract: what `LocalElasticAgent` does, and in addition:
 
 - the end of a rank is noticed when it happens, not at the next look;
 - the ranks that are left get `STOP_SECONDS` to end, not torchrun's 30;
+- an error file that its rank could not finish ends no launcher;
 - of a failure only the ranks that ended by themselves are told, not those that it then stopped;
 - agents that meet look for each other every `poll_seconds(nodes)`, not every second;
 - what an interruption cost so far is in the environment of the next ranks (`restarting`).
@@ -13,11 +14,14 @@ The pids torchrun knows are those of shims; a rank's own is in its attempt.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import select
 import signal
 import time
+from collections.abc import Iterable
+from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
@@ -58,6 +62,20 @@ def meet_promptly(nodes: int) -> None:
     dynamic_rendezvous._delay = delay
 
 
+def drop_torn(error_files: Iterable[str]) -> None:
+    """Remove error files that hold no whole JSON: torch raises when it reads one.
+
+    A rank that is stopped while it writes its own leaves one behind.
+    """
+    for path in map(Path, error_files):
+        if not path.is_file():  # never written, or /dev/null
+            continue
+        try:
+            json.loads(path.read_bytes())
+        except ValueError:
+            path.unlink()
+
+
 class PromptAgent(LocalElasticAgent):
     """The agent of one node; `spec.entrypoint` and `spec.args` are a command of `ranks`."""
 
@@ -93,6 +111,8 @@ class PromptAgent(LocalElasticAgent):
             membership = set(failed.values()) == {REFORM}
             self._interrupt("membership" if membership else "failure")
             self._stop_workers(worker_group)
+            assert self._pcontext is not None
+            drop_torn(self._pcontext.error_files.values())
         result: RunResult = super()._monitor_workers(worker_group)
         workers = worker_group.workers
         by_themselves = {workers[rank].global_rank for rank in failed}
