@@ -18,33 +18,35 @@ from tailwatch.files import write_durably
 
 
 class Switch:
-    """A flag that a signal handler may turn.
+    """A flag that a signal handler may turn; one a process, made by its main thread.
 
     Not a `threading.Event`: its lock is not reentrant, so a handler that sets it while the very
-    thread it interrupts waits on it never returns.
+    thread it interrupts waits on it never returns. And a handler runs only when Python does: what
+    wakes a wait that began just after the signal is the byte that Python's own C handler leaves.
     """
 
     def __init__(self) -> None:
         self._on = False
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
 
     def set(self) -> None:
-        """Turn it on and end every wait, present and future."""
-        if not self._on:
-            self._on = True
-            os.write(self._wake, b"x")
+        """Turn it on."""
+        self._on = True
 
     def is_set(self) -> bool:
         """Return whether it is on."""
         return self._on
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is on or the seconds are over; return whether it is on."""
-        select.select([self._woken], [], [], seconds)
+        """Wait until it is on, any signal comes or the seconds are over; return whether it is."""
+        if not self._on and select.select([self._woken], [], [], seconds)[0]:
+            os.read(self._woken, 4096)
         return self._on
 
     def close(self) -> None:
         """Give its two descriptors back."""
+        signal.set_wakeup_fd(-1)
         os.close(self._woken)
         os.close(self._wake)
 
