@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from tailwatch.processes import find_by_token, wait_until
-from tailwatch.runs import RunDirectory
+from tailwatch.runs import Attempt, RunDirectory
 from tailwatch.trainer.checkpoint import MemoryTier
 
 SMALL = {
@@ -33,6 +33,14 @@ def _train(out: Path, *arguments: str, **settings: int | str) -> subprocess.Pope
 def _step(run: RunDirectory) -> int:
     verified = [e.step or 0 for e in run.read_events() if e.kind == "checkpoint_verified"]
     return max(verified, default=0)
+
+
+def _of_two(run: RunDirectory) -> Attempt | None:
+    """The newest attempt, once both nodes are in it (one may come late) and it has saved."""
+    newest = run.read_attempts()[-1:]
+    saved = {e.attempt for e in run.read_events() if e.kind == "checkpoint_verified"}
+    good = [a for a in newest if len(a.ranks) == 2 and a.attempt in saved]
+    return good[0] if good else None
 
 
 def _finish(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -80,12 +88,12 @@ def test_an_interrupted_run_resumes_where_it_was(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     status, output = _finish(process)
     assert status == 0, output
-    reached = _step(run)
+    reached, before = _step(run), len(run.read_attempts())
     assert 20 <= reached < 400
 
     status, output = _finish(_train(out, "--ranks", "1", "--resume"))
     assert status == 0, output
-    assert run.read_attempts()[-1].resumed_from_step == reached
+    assert run.read_attempts()[before].resumed_from_step == reached
     assert _step(run) == 400
 
 
@@ -95,14 +103,15 @@ def test_a_rank_evicted_by_anybody_takes_its_node_out_after_a_checkpoint(tmp_pat
     process = _train(out, "--ranks", "1", max_steps=100_000)
     run = RunDirectory(out)
     try:
-        wait_until(lambda: _step(run) >= 10, 90, "step 10 is verified")
-        [evicted] = [p for p in run.read_attempts()[-1].ranks if p.rank == 1]
+        first = wait_until(lambda: _of_two(run), 90, "an attempt of both nodes has a checkpoint")
+        assert first is not None
+        [evicted] = [p for p in first.ranks if p.rank == 1]
         os.kill(evicted.pid, signal.SIGTERM)
-        wait_until(
-            lambda: len(run.read_attempts()) > 1 and _step(run) > 10,
+        second = wait_until(
+            lambda: next((a for a in run.read_attempts() if a.attempt > first.attempt), None),
             90, "a second attempt trains",
         )  # fmt: skip
-        second = run.read_attempts()[1]
+        assert second is not None
         [left] = [e for e in run.read_events() if e.kind == "leave" and e.source == "rank0"]
         assert second.world_size == 1
         assert second.resumed_from_step == left.step
