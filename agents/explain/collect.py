@@ -16,7 +16,7 @@ from tailwatch.agents.explain.devices import from_kernel, from_libfabric
 from tailwatch.agents.explain.launcher import FailureBlock, meaning, merged
 from tailwatch.agents.explain.prefixes import Line, split
 from tailwatch.agents.lines import KernelLines
-from tailwatch.agents.lines.fabric_manager import FabricManagerLines
+from tailwatch.agents.lines.fabric_manager import RECORD, FabricManagerLines
 from tailwatch.agents.lines.finding import Finding, Severity
 from tailwatch.agents.lines.messages import Message, Messages, Role
 
@@ -33,7 +33,6 @@ _GROUP = re.compile(
     r"\[PG(?: ID)? (?P<id>\d+)(?: PG GUID (?P<guid>\S+?))?(?:\((?P<name>\w+)\))?"
     r" Rank (?P<rank>\d+)\]"
 )
-_FABRIC = re.compile(r"^\[[A-Z][a-z]{2} +\d+ \d{4} \d\d:\d\d:\d\d\] \[(?P<level>[A-Z]+)\]")
 
 
 _BLOCK = Message(
@@ -150,7 +149,7 @@ class Collector:
         return True
 
     def _in_fabric_record(self, raw: str, line: Line, shown: str) -> bool:
-        if _FABRIC.match(raw):
+        if RECORD.match(raw):
             self._end_fabric_record()
             self._fabric = [raw]
             return True
@@ -165,7 +164,7 @@ class Collector:
         if not record:
             return
         found = _of_fabric_manager(record)
-        level = _FABRIC.match(record[0])
+        level = RECORD.match(record[0])
         shown = [text.strip()[:_SHOWN] for text in record]
         if found is not None:
             self._add(from_kernel(found), Line(record[0]), shown)

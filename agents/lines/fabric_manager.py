@@ -13,7 +13,8 @@ import re
 
 from tailwatch.agents.lines.finding import Finding, Severity, pci_address
 
-_RECORD = re.compile(r"^\[[A-Z][a-z]{2} +\d+ \d{4} \d\d:\d\d:\d\d\] \[(?P<level>[A-Z]+)\]")
+RECORD = re.compile(r"^\[[A-Z][a-z]{2} +\d+ \d{4} \d\d:\d\d:\d\d\] \[(?P<level>[A-Z]+)\]")
+"""How a record begins; a line without it belongs to the record above."""
 _HARMLESS = frozenset({"DEBUG", "INFO", "WARNING"})
 _SWITCH = re.compile(
     r"detected NVSwitch (?P<how>fatal|non-fatal) error (?P<code>\d+)\b"
@@ -53,7 +54,7 @@ class FabricManagerLines:
 
     def match(self, line: str) -> Finding | None:
         """Return what a line means, None for nothing."""
-        record = _RECORD.match(line)
+        record = RECORD.match(line)
         if record is not None:
             self._harmless = record["level"] in _HARMLESS
         return None if self._harmless else _finding(line)

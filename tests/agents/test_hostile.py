@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from support.agents import Samples, node_agent, parse
+from support.agents import Samples, node_agent, parse, total
 from support.procs import eventually
 from support.ranks import RUN, append_steps, ring, step_record
 from tailwatch.agents.node import senders
@@ -60,12 +60,7 @@ class Node:
 
     def value(self, name: str, **labels: str) -> float | None:
         """Return the sum of the samples with at least these labels; None without any."""
-        found = [
-            value
-            for (of, have), value in self.read().items()
-            if of == f"tailwatch_{name}" and labels.items() <= dict(have).items()
-        ]
-        return sum(found) if found else None
+        return total(self.read(), f"tailwatch_{name}", **labels)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.agents import Samples, parse
+from support.agents import Samples, parse, total
 from support.kmsg import FakeKmsg
 from tailwatch.agents.lines import KernelLines
 from tailwatch.agents.node.base import NodeConfig
@@ -75,12 +75,7 @@ class Agent:
 
     def value(self, name: str, **labels: str) -> float | None:
         """Return the sum of the samples with at least these labels; None without any."""
-        found = [
-            value
-            for (of, have), value in self.samples().items()
-            if of == f"tailwatch_{name}" and labels.items() <= dict(have).items()
-        ]
-        return sum(found) if found else None
+        return total(self.samples(), f"tailwatch_{name}", **labels)
 
 
 @pytest.fixture

@@ -69,9 +69,7 @@ class Agent:
 
     def value(self, name: str, **labels: str) -> float | None:
         """Return the sum of the samples that have at least these labels; None without any."""
-        wanted = set(labels.items())
-        found = [v for (n, ls), v in self.samples().items() if n == name and wanted <= ls]
-        return sum(found) if found else None
+        return total(self.samples(), name, **labels)
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         """Send a signal, wait for the end and return the exit code."""
@@ -87,6 +85,13 @@ def parse(exposition: bytes) -> Samples:
         for family in text_string_to_metric_families(exposition.decode())
         for sample in family.samples
     }
+
+
+def total(samples: Samples, name: str, **labels: str) -> float | None:
+    """Return the sum of the samples that have at least these labels; None without any."""
+    wanted = set(labels.items())
+    found = [v for (n, ls), v in samples.items() if n == name and wanted <= ls]
+    return sum(found) if found else None
 
 
 @contextlib.contextmanager
